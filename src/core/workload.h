@@ -206,6 +206,19 @@ struct workload {
                             uint64_t *needed_bytes, uint64_t *room_bytes);
     } largest;
 
+    /* For workloads that choose values of their options from measurements. Both functions are NULL in other
+     * workloads. */
+    struct {
+        /* Returns whether a choice is to be made. */
+        bool (*open)(const void *parameters);
+
+        /* Makes the choice for a variant: changes input and parameters. Called only while no variant is set
+         * up. `given` are the options of the command line. Collective. */
+        enum status (*choose)(const struct options *given, void *input, void *parameters,
+                              const struct partition *partition, const struct variant *variant,
+                              const struct resources *resources);
+    } choice;
+
     /* For workloads that mix sources, and can choose the share of those that are read from measured stalls
      * (run/runner.c). All functions are NULL in other workloads. */
     struct {

@@ -611,6 +611,26 @@ static enum status find_share(struct runner *runner)
         workload->mix.set(runner->input, settings->parameters, &runner->partition, best->share, true));
 }
 
+/* ---- Options that the workload chooses ---- */
+
+/* Lets the workload choose values of its options. With --dry-run, nothing is chosen. Collective. */
+static enum status choose_options(struct runner *runner)
+{
+    struct settings *settings = runner->settings;
+    const struct variant_entry *entry = settings->variants[0];
+    if (settings->variant_count > 1)
+        return status_set(STATUS_USAGE, "--parallel auto chooses for one variant; name it with --variant");
+    if (settings->dry_run)
+        return STATUS_OK;
+    runner->entry = entry;
+    show_phase(runner, "--parallel auto: measuring steps");
+    enum status status =
+        settings->workload->choice.choose(&settings->options, runner->input, settings->parameters,
+                                          &runner->partition, entry->variant, &settings->resources);
+    show_phase(runner, NULL);
+    return status;
+}
+
 /* ---- Publishing ---- */
 
 /* Prints rows that could not be appended to a file, so that the user can add them by hand. */
@@ -1327,6 +1347,8 @@ static enum status begin(struct runner *runner)
         TRY(find_batch(runner));
     if (settings->workload->mix.open && settings->workload->mix.open(runner->input))
         TRY(find_share(runner));
+    if (settings->workload->choice.open && settings->workload->choice.open(settings->parameters))
+        TRY(choose_options(runner));
     /* All ranks use the start time of rank 0, which identifies the run in all CSV files. */
     TRY(comm_spread(runner->env.time_utc, sizeof runner->env.time_utc));
     if (first)

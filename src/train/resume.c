@@ -59,8 +59,11 @@ static bool may_differ(const struct option_value *is, const struct option_value 
            (is && is->kind == OPTION_VALUE_WHOLE && strcmp(is->name, "batch") == 0 && is->whole > was->whole);
 }
 
-/* Finds the first option whose value differs, except for those of `decoding_options` that only the checkpoint
- * has. `*is` and `*was` become its values in this run and in the
+static const struct option_spec choice_option = {"parallel-choice", "NAME", OPTION_TEXT,
+                                                 .offset = offsetof(struct train_job, choice)};
+
+/* Finds the first option whose value differs, except for those of `decoding_options` and `choice_option` that
+ * only the checkpoint has. `*is` and `*was` become its values in this run and in the
  * checkpoint; NULL if it has none there. Returns false if all are equal. If an option is missing, usually the
  * value of another option is the cause, so differing values count first. Whether there is a --feed comes
  * before them, because it decides which other options there are. `early`: the data are not read yet.
@@ -88,7 +91,7 @@ static bool find_difference(const struct option_values *now, const struct option
     for (size_t i = 0; i < then->count; i++) {
         *was = &then->of[i];
         if (!option_values_find(now, (*was)->name) && !(early && may_differ(NULL, *was)) &&
-            !is_of_decoding((*was)->name))
+            !is_of_decoding((*was)->name) && strcmp((*was)->name, choice_option.name) != 0)
             return true;
     }
     return false;
@@ -177,6 +180,32 @@ enum status resume_take_share(struct data_mix_texts *mix, const char *folder)
     TRY(checkpoint_read_latest(folder, false, &latest, &found));
     const struct option_value *share = found ? option_values_find(&latest.identity, "mix-share") : NULL;
     return share ? option_value_store(share, &resume_share_option, mix) : STATUS_OK;
+}
+
+enum status resume_take_choice(const char *folder, char *name, size_t size)
+{
+    CLOSED_BY(checkpoint_free) struct checkpoint latest = {.data = NULL};
+    bool found = false;
+    name[0] = '\0';
+    if (folder)
+        TRY(checkpoint_read_latest(folder, false, &latest, &found));
+    const struct option_value *was = found ? option_values_find(&latest.identity, choice_option.name) : NULL;
+    if (was && was->kind == OPTION_VALUE_WORD)
+        snprintf(name, size, "%s", was->word);
+    return STATUS_OK;
+}
+
+enum status resume_note_choice(const struct train_job *job, struct option_values *identity)
+{
+    for (size_t i = 0; job->choice && i < identity->count; i++)
+        if (strcmp(identity->of[i].name, choice_option.name) == 0) {
+            char *word = strdup(job->choice);
+            TRY(ALLOCATED(word, "out of memory for the options"));
+            free(identity->of[i].word);
+            identity->of[i].word = word;
+            return STATUS_OK;
+        }
+    return option_values_add(identity, &choice_option, job);
 }
 
 /* Checks that a checkpoint belongs to this training run. If `batch_known` is false, does not compare the

@@ -37,8 +37,8 @@ static const char *const interpolations[] = {"bilinear", "bicubic", "random",
                                              NULL}; /* in the order of enum resample_choice */
 static const char *const generators[] = {"auto", "fused", "bat", "gbase", "omp", NULL};
 static const char *const recipe_names[] = {"none", "paper", "pdp2026", "cvpr2023", "deit", NULL};
-static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL}; /* in the order of enum lr_scale */
-static const char *const parallels[] = {"data", "pipeline", NULL};       /* in the order of enum parallel */
+static const char *const lr_scales[] = {"none", "linear", "sqrt", NULL};   /* in the order of enum lr_scale */
+static const char *const parallels[] = {"data", "pipeline", "auto", NULL}; /* in the order of enum parallel */
 
 #define AT(field) offsetof(struct train_parameters, field)
 static const struct option_spec options[] = {
@@ -286,7 +286,8 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help = "how ranks divide a step. With data, each rank has the whole network and a part of the samples. "
              "With pipeline, each rank has some layers, and micro-batches of all samples pass through the "
-             "ranks. HOW is one of"},
+             "ranks. auto measures steps of the ways that fit into memory, and takes the fastest; it also "
+             "decides on --checkpoint-activations. HOW is one of"},
     {"stages", "S", OPTION_COUNT, AT(stages), .minimum = 1, .maximum = MODEL_LAYERS_MAX, .column = COLUMN,
      .help = "parts into which --parallel pipeline cuts the network; must be the number of ranks (default: "
              "the number of ranks)"},
@@ -504,6 +505,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
     const bool synth = job_generates(&parameters->job), load = loads(parameters),
                mixed = parameters->job.feed == DATA_MIXED;
     const bool pipeline = parameters->parallel == PARALLEL_PIPELINE;
+    const bool undecided = parameters->parallel == PARALLEL_AUTO || parameters->chooses;
     const bool transformer = model_tables[parameters->model].layers[0].kind == LAYER_PATCHES;
     const enum schedule_kind schedule = (enum schedule_kind)parameters->schedule;
     const bool steps = schedule == SCHEDULE_STEP, multistep = schedule == SCHEDULE_MULTISTEP;
@@ -531,7 +533,7 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {!parameters->raw, "samples without --raw", {"mean", "std"}},
         {parameters->std != NULL, "--std S", {"mean"}},
         {parameters->mean != NULL, "--mean M", {"std"}},
-        {pipeline, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
+        {pipeline || undecided, "--parallel pipeline", {"stages", "microbatches", "schedule"}},
         {!pipeline, "--parallel data", {"sync", "balance", "clip-norm", "accumulate", "ema"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
         {(crops(parameters) && !mixed) || interpolates(parameters),
@@ -700,11 +702,12 @@ static enum status check_outputs(const struct options *given, const struct train
 /* With --batch max, rejects options that need a known batch. */
 static enum status check_largest(const struct train_parameters *parameters)
 {
-    const char *option = parameters->repeats > 1  ? "repeats"
-                         : parameters->save_batch ? "save-batch"
-                         : parameters->begin_path ? "init-state"
-                         : parameters->state_path ? "export-state"
-                                                  : NULL;
+    const char *option = parameters->chooses       ? "parallel"
+                         : parameters->repeats > 1 ? "repeats"
+                         : parameters->save_batch  ? "save-batch"
+                         : parameters->begin_path  ? "init-state"
+                         : parameters->state_path  ? "export-state"
+                                                   : NULL;
     if (option)
         return status_option(STATUS_USAGE, option, " needs a known batch; give --batch a number");
     return parameters->data_path ? status_set(STATUS_USAGE, "--export-data writes its file before --batch "
@@ -1520,6 +1523,35 @@ static enum status plan(const struct train_parameters *all, const struct partiti
     return read_milestones(all, train_steps(&opened->job.train), &opened->job.train.schedule);
 }
 
+/* Returns the parameters of the whole training run: the batch is the global batch, and the learning rate is
+ * scaled. */
+static struct train_parameters of_all_ranks(const struct train_parameters *parameters,
+                                            const struct partition *partition)
+{
+    struct train_parameters all = *parameters;
+    all.job.batch = partition_share(partition, parameters->job.batch).total;
+    double factor = (double)all.job.batch / (double)parameters->job.batch;
+    factor = parameters->lr_scale == LR_SCALE_LINEAR ? factor
+             : parameters->lr_scale == LR_SCALE_SQRT ? sqrt(factor)
+                                                     : 1;
+    all.lr *= factor;
+    all.muon_lr *= factor;
+    return all;
+}
+
+enum status train_replan(const struct options *given, const struct train_parameters *parameters,
+                         const struct partition *partition, struct opened *opened)
+{
+    struct train_parameters all = of_all_ranks(parameters, partition);
+    all.job.batch = opened->job.train.batch;
+    TRY(check_given(given, parameters));
+    TRY(check_pipeline(&all, partition));
+    TRY(check_multi_hot(&all, &opened->data));
+    TRY(check_plan(&all));
+    TRY(check_model(&all, partition, &opened->model));
+    return plan(&all, partition, opened);
+}
+
 /* ---- Opening ---- */
 
 /* Computes the initial parameters. */
@@ -1536,22 +1568,6 @@ static enum status begin(const struct train_parameters *parameters, struct opene
     model_initialise_head(&opened->model, parameters->head_init_scale, parameters->head_init_bias,
                           opened->initial);
     return STATUS_OK;
-}
-
-/* Returns the parameters of the whole training run: the batch is the global batch, and the learning rate is
- * scaled. */
-static struct train_parameters of_all_ranks(const struct train_parameters *parameters,
-                                            const struct partition *partition)
-{
-    struct train_parameters all = *parameters;
-    all.job.batch = partition_share(partition, parameters->job.batch).total;
-    double factor = (double)all.job.batch / (double)parameters->job.batch;
-    factor = parameters->lr_scale == LR_SCALE_LINEAR ? factor
-             : parameters->lr_scale == LR_SCALE_SQRT ? sqrt(factor)
-                                                     : 1;
-    all.lr *= factor;
-    all.muon_lr *= factor;
-    return all;
 }
 
 /* Sets the normalisation of the samples. */
@@ -1665,6 +1681,9 @@ static enum status read_parameters(const struct options *given, const struct par
     parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
                                !parameters->step_path && !parameters->data_path && !parameters->save_batch;
     parameters->several_ranks = partition->ranks > 1;
+    parameters->chooses = parameters->parallel == PARALLEL_AUTO;
+    if (parameters->chooses) /* until parallel_auto.c has chosen */
+        parameters->parallel = PARALLEL_DATA;
     parameters->largest = parameters->job.batch == OPTION_MAX;
     if (parameters->largest)
         parameters->job.batch = smallest_batch(parameters, partition);
@@ -1746,16 +1765,15 @@ static enum status train_set_batch(void *input, void *parameters_, const struct 
     return STATUS_OK;
 }
 
-/* Sets up a variant that only plans its memory. Sets `*needed` and `*room`, one number per rank. */
-static enum status plan_ranks(struct opened *opened, const struct variant *variant,
-                              const struct resources *resources, uint64_t *needed, uint64_t *room)
+enum status train_plan_ranks(struct opened *opened, const struct variant *variant,
+                             const struct resources *resources, uint64_t *needed, uint64_t *room)
 {
     uint64_t own[2] = {0, 0};
     void *state = NULL;
     opened->job.plans = true;
     enum status status = variant->setup(resources, opened, &state);
     if (status == STATUS_OK)
-        status = trainer_planned(state, resources, &own[0], &own[1]);
+        status = trainer_planned(state, resources, &own[0], &own[1], &opened->context_bytes);
     if (state)
         variant->teardown(state);
     opened->job.plans = false;
@@ -1774,7 +1792,7 @@ static enum status train_plan(void *input, const struct variant *variant, const 
     FREED uint64_t *needed = calloc(2 * ranks, sizeof *needed);
     TRY(comm_agree(ALLOCATED(needed, "out of memory for the plan")));
     uint64_t *room = needed + ranks;
-    TRY(plan_ranks(input, variant, resources, needed, room));
+    TRY(train_plan_ranks(input, variant, resources, needed, room));
     size_t worst = 0;
     for (size_t i = 1; i < ranks; i++)
         if ((double)needed[i] - (double)room[i] > (double)needed[worst] - (double)room[worst])
@@ -1854,6 +1872,7 @@ const struct workload workload_train = {
     .suits = train_suits,
     .accepts = train_accepts,
     .largest = {job_batch, train_range, train_set_batch, trainer_probe, train_plan},
+    .choice = {train_chooses, train_choose},
     .mix = {train_mix_open, train_mix_set, trainer_probe_stalls, DATA_MIX_SHARES},
     .epochs.check = trainer_check,
     .epochs.more = trainer_more,

@@ -124,6 +124,9 @@ const struct column train_columns[] = {
     {"memory_used_bytes", VALUE_INTEGER, COMBINE_MAX, "bytes",
      .about = "memory in use after the epoch, of all processes on the GPU or of this process; only with "
               "memory_planned_bytes"},
+    {"step_planned_s", VALUE_REAL, COMBINE_FIRST, "s",
+     .about = "time per step that --parallel auto has measured before the first epoch; empty if it took the "
+              "choice from a checkpoint"},
     {.name = NULL},
 };
 
@@ -272,5 +275,7 @@ enum status train_measure(const void *input, const struct variant *variant, void
         row_count(row, "memory_planned_bytes", epoch.planned_bytes);
         row_count(row, "memory_used_bytes", epoch.used_bytes);
     }
+    if (opened->chosen_step_s > 0)
+        row_real(row, "step_planned_s", opened->chosen_step_s);
     return STATUS_OK;
 }

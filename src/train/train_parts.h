@@ -1,5 +1,5 @@
-/* The parameters and the input of the workload `train`, for train.c and train_measures.c (columns of the
- * rows). No other file includes this header. */
+/* The parameters and the input of the workload `train`, for train.c, train_measures.c (columns of the rows)
+ * and parallel_auto.c. No other file includes this header. */
 #ifndef FDSL_TRAIN_TRAIN_PARTS_H
 #define FDSL_TRAIN_TRAIN_PARTS_H
 
@@ -40,11 +40,12 @@ struct train_parameters {
     bool ema_warmup, bce_sum;
     const char *memory_limit; /* NULL: not given */
     bool memory;
+    bool chooses; /* --parallel auto has not chosen yet */
 };
 
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
 enum lr_scale { LR_SCALE_NONE, LR_SCALE_LINEAR, LR_SCALE_SQRT };
-enum parallel { PARALLEL_DATA, PARALLEL_PIPELINE };
+enum parallel { PARALLEL_DATA, PARALLEL_PIPELINE, PARALLEL_AUTO };
 
 /* The workload's input and what it owns. */
 struct opened {
@@ -60,11 +61,29 @@ struct opened {
     uint64_t init_hash;
     struct stream_state begin; /* of --init-state */
     uint32_t skipped;          /* job.skipped */
+    double chosen_step_s;      /* seconds per step that --parallel auto has measured; 0: not measured */
+    uint64_t context_bytes;    /* of the latest train_plan_ranks(): on this rank, the part MEMORY_CONTEXT */
     uint64_t *memory_limits;   /* per rank: bytes of --memory-limit; NULL: not given */
     char init[17];             /* hash of the parameters from --init; "" without --init */
 };
 
 extern const struct workload workload_train;
+
+/* Checks other parameters with the data that are open, and makes them the plan of the run, with its batch. */
+enum status train_replan(const struct options *given, const struct train_parameters *parameters,
+                         const struct partition *partition, struct opened *opened);
+
+/* Sets up a variant that only plans its memory. Sets `needed` and `room`, in bytes, one number per rank.
+ * Collective. */
+enum status train_plan_ranks(struct opened *opened, const struct variant *variant,
+                             const struct resources *resources, uint64_t *needed, uint64_t *room);
+
+/* ---- parallel_auto.c: implements workload->choice ---- */
+
+bool train_chooses(const void *parameters);
+enum status train_choose(const struct options *given, void *input, void *parameters,
+                         const struct partition *partition, const struct variant *variant,
+                         const struct resources *resources);
 
 /* ---- train_measures.c: functions of workload_train with these names ---- */
 

@@ -638,13 +638,14 @@ static enum status refuse_memory(struct trainer *trainer, const struct resources
             "--memory-limit: this stage needs %.3f GB, but the limit is %.3f GB; lower --batch, "
             "raise --microbatches, or start more ranks",
             1e-9 * (double)needed, 1e-9 * (double)limit);
-    other.batch = other.batch / 2 > ranks ? other.batch / 2 : ranks;
-    other.accumulate = 1;
+    other.batch =
+        other.batch / 2 > ranks * train_parts(&other) ? other.batch / 2 : ranks * train_parts(&other);
     other.shares = NULL;
     other.share_max = 0;
     TRY(plan_memory(trainer, &other, resources, &smaller));
     const uint64_t fits = memory_largest_batch(train_part_max(&other), memory_total(&smaller),
-                                               train_part_max(&trainer->train), needed, limit);
+                                               train_part_max(&trainer->train), needed, limit) *
+                          train_parts(&trainer->train);
     if (fits > 0)
         snprintf(remedy, sizeof remedy, "--batch %" PRIu64 " would fit%s", fits,
                  ranks > 1 ? " (samples per rank)" : "");
@@ -652,9 +653,11 @@ static enum status refuse_memory(struct trainer *trainer, const struct resources
         other = trainer->train;
         other.checkpoint_activations = true;
         TRY(plan_memory(trainer, &other, resources, &smaller));
-        if (memory_total(&smaller) <= limit)
-            snprintf(remedy, sizeof remedy,
-                     "--checkpoint-activations or a --batch of at most %" PRIu64 " fits", fits);
+        if (memory_total(&smaller) <= limit) {
+            snprintf(remedy, sizeof remedy, "--checkpoint-activations would fit");
+            if (fits > 0)
+                text_append(remedy, sizeof remedy, ", or --batch %" PRIu64, fits);
+        }
     }
     return status_set(STATUS_TOO_LARGE,
                       "--memory-limit: this run needs %.3f GB, but the limit is %.3f GB; %s",
@@ -668,7 +671,7 @@ static enum status trainer_plan(struct trainer *trainer, const struct resources 
     const struct train_job *job = trainer->job;
     const uint64_t limit = limit_of(trainer);
     struct train train = trainer->train;
-    if (!job->shows_memory && !job->plans && !job->train.memory_limit_bytes)
+    if (!job->shows_memory && !job->plans && !job->choice && !job->train.memory_limit_bytes)
         return STATUS_OK;
     TRY(comm_agree(plan_memory(trainer, &train, resources, &trainer->planned)));
     if (job->shows_memory && !job->plans)
@@ -682,11 +685,12 @@ static enum status trainer_plan(struct trainer *trainer, const struct resources 
 }
 
 enum status trainer_planned(const void *state, const struct resources *resources, uint64_t *needed_bytes,
-                            uint64_t *room_bytes)
+                            uint64_t *room_bytes, uint64_t *context_bytes)
 {
     const struct trainer *trainer = state;
     uint64_t unused;
     *needed_bytes = memory_total(&trainer->planned);
+    *context_bytes = trainer->planned.bytes[MEMORY_CONTEXT];
     TRY(memory_used(trainer, resources->device, &unused, room_bytes));
     const uint64_t limit = limit_of(trainer);
     *room_bytes = limit && limit < *room_bytes ? limit : *room_bytes;
@@ -706,6 +710,9 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
         return STATUS_OK;
     TRY(comm_agree(trainer->engine->open(&trainer->train, resources, &trainer->state)));
     TRY(trainer_take_decoding(trainer));
+    if (comm_rank() == 0)
+        status = resume_note_choice(trainer->job, &trainer->now.identity);
+    TRY(comm_agree(status));
     TRY(trainer_share_state(trainer));
     TRY(trainer_set(trainer, &trainer->now.state));
     if (trainer->job->log_path && comm_rank() == 0)
@@ -1125,7 +1132,7 @@ static enum status probe_steps(struct probe *probe, double seconds, uint32_t cou
         sum->stall_s += both[1];
         sum->steps += call;
         probe->next += call;
-        if (call == probe->stretch && 2 * both[0] < PROBE_PART_S) /* the device idles between two calls */
+        if (call == probe->stretch && 2 * both[0] < fmin(seconds, PROBE_PART_S)) /* the device idles between two calls */
             probe->stretch *= 2;
     }
     return STATUS_OK;
@@ -1151,6 +1158,23 @@ enum status trainer_probe_stalls(void *state, double *stall, double *step_s)
     const double took_s = sum.took_s - most.took_s, stall_s = sum.stall_s - most.stall_s;
     *stall = stall_s < took_s ? stall_s / took_s : 1;
     *step_s = took_s / (sum.steps - most.steps);
+    return STATUS_OK;
+}
+
+#define PROBE_STEP_S     0.15 /* of a measured part, and of the steps before */
+#define PROBE_STEP_PARTS 3
+
+/* The fastest part counts: other processes only slow steps down. */
+enum status trainer_probe_step(void *state, double *step_s)
+{
+    struct probe probe = {.trainer = state, .stretch = 1};
+    struct probed part;
+    *step_s = INFINITY;
+    TRY(probe_steps(&probe, PROBE_STEP_S, 2, &part));
+    for (int i = 0; i < PROBE_STEP_PARTS; i++) {
+        TRY(probe_steps(&probe, PROBE_STEP_S, 1, &part));
+        *step_s = fmin(*step_s, part.took_s / part.steps);
+    }
     return STATUS_OK;
 }
 

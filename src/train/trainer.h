@@ -56,10 +56,11 @@ struct train_job {
      * by resume_check_state(). The file to which states are written; NULL: none. */
     const struct stream_state *begin;
     const char *begin_path, *state_path;
-    uint32_t *skipped; /* steps of the current epoch before `begin`, which this run does not train; NULL, or
-                        * written by the trainer */
-    bool shows_memory; /* --memory */
-    bool tries;        /* this run tries a batch for --batch max: keep a reserve below the limit */
+    uint32_t *skipped;  /* steps of the current epoch before `begin`, which this run does not train; NULL, or
+                         * written by the trainer */
+    const char *choice; /* what --parallel auto has chosen, for checkpoints; NULL: nothing. Not owned */
+    bool shows_memory;  /* --memory */
+    bool tries;         /* this run tries a batch for --batch max: keep a reserve below the limit */
     bool plans; /* trainer_open() only plans the memory: then call trainer_planned(), trainer_close() */
 };
 
@@ -117,10 +118,13 @@ enum status trainer_probe(void *state); /* runs the first step; collective */
 /* Runs steps for a few seconds. Sets `*stall` to the largest share of their time, of all ranks, in which they
  * waited for samples, and `*step_s` to the seconds per step. Collective. */
 enum status trainer_probe_stalls(void *state, double *stall, double *step_s);
-/* Sets `*needed_bytes` to the planned memory of this rank, and `*room_bytes` to the memory that there is, or
- * to its limit. Call if job->plans was set. */
+/* Sets `*needed_bytes` to the planned memory of this rank, `*room_bytes` to the memory that there is, or to
+ * its limit, and `*context_bytes` to the part MEMORY_CONTEXT of the plan. Call if job->plans was set. */
 enum status trainer_planned(const void *state, const struct resources *resources, uint64_t *needed_bytes,
-                            uint64_t *room_bytes);
+                            uint64_t *room_bytes, uint64_t *context_bytes);
+
+/* Runs steps for about a second. Sets `*step_s` to the seconds per step of the slowest rank. Collective. */
+enum status trainer_probe_step(void *state, double *step_s);
 enum status trainer_fetch(void *state,
                           void *result); /* fills nothing: trainer_finish() reports the results */
 void trainer_close(void *state);
@@ -178,6 +182,12 @@ enum status resume_check_options(const struct train_job *job, const char *model)
  * data_mix_texts. resume_take_share() sets it from the latest checkpoint of a folder, if there is one. */
 extern const struct option_spec resume_share_option;
 enum status resume_take_share(struct data_mix_texts *mix, const char *folder);
+
+/* What --parallel auto has chosen: resume_take_choice() copies it from the latest checkpoint of a folder
+ * (NULL: none) to `name`, or sets `name` to ""; resume_note_choice() writes job->choice to the identity of
+ * the checkpoints. A run need not repeat it: every choice gives the same parameters, up to rounding. */
+enum status resume_take_choice(const char *folder, char *name, size_t size);
+enum status resume_note_choice(const struct train_job *job, struct option_values *identity);
 
 /* Reads the latest checkpoint in the folder, if there is one, and checks that training can continue from it.
  * With `batch_known` = false, compares neither the options nor the number of steps. STATUS_USAGE with a
