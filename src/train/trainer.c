@@ -610,8 +610,9 @@ static uint64_t limit_of(const struct trainer *trainer)
 static enum status plan_memory(const struct trainer *trainer, struct train *train,
                                const struct resources *resources, struct memory_account *planned)
 {
+    static uint64_t rest_bytes; /* of this process before its first plan; later, freed memory may remain */
     struct train_decoding decoding = trainer->decoding;
-    uint64_t unused;
+    uint64_t unused, context_bytes = 0;
     void *state = NULL;
     *planned = (struct memory_account){.plans = true};
     train->memory = planned;
@@ -621,7 +622,11 @@ static enum status plan_memory(const struct trainer *trainer, struct train *trai
     if (state)
         trainer->engine->close(state);
     TRY(status);
-    return memory_used(trainer, resources->device, &planned->bytes[MEMORY_CONTEXT], &unused);
+    TRY(memory_used(trainer, resources->device, &context_bytes, &unused));
+    if (!on_device(trainer->engine))
+        context_bytes = rest_bytes = rest_bytes ? rest_bytes : context_bytes;
+    planned->bytes[MEMORY_CONTEXT] = context_bytes;
+    return STATUS_OK;
 }
 
 /* Returns STATUS_TOO_LARGE with what would fit, because the planned memory exceeds the limit. */
@@ -1132,7 +1137,8 @@ static enum status probe_steps(struct probe *probe, double seconds, uint32_t cou
         sum->stall_s += both[1];
         sum->steps += call;
         probe->next += call;
-        if (call == probe->stretch && 2 * both[0] < fmin(seconds, PROBE_PART_S)) /* the device idles between two calls */
+        if (call == probe->stretch &&
+            2 * both[0] < fmin(seconds, PROBE_PART_S)) /* the device idles between two calls */
             probe->stretch *= 2;
     }
     return STATUS_OK;
