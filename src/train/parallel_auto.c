@@ -100,7 +100,7 @@ static enum status find_growth(struct choosing *choosing, struct parallel_plan *
 {
     struct train *train = &choosing->opened->job.train;
     const uint32_t ranks = (uint32_t)choosing->partition->ranks, batch = train->batch;
-    if (plan->way.stages > 1 || plan->samples < 2)
+    if (plan->way.stages > 1 || plan->samples < 2 || choosing->opened->data.mixture)
         return STATUS_OK;
     TRY(set_way(choosing, &plan->way));
     make_trial(choosing);

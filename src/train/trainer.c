@@ -605,6 +605,39 @@ static uint64_t limit_of(const struct trainer *trainer)
     return trainer->job->tries ? limit - limit / RESERVE : limit;
 }
 
+#define REHEARSED 8 /* samples per part of a step */
+
+/* On a device: runs a step of a few samples, so that the memory of the context includes kernels and
+ * libraries, which CUDA loads when they are first used. Does nothing from the second call on. Collective. */
+static enum status rehearse(const struct trainer *trainer, const struct resources *resources)
+{
+    static bool rehearsed;
+    struct train train = trainer->train;
+    struct train_decoding decoding = trainer->decoding;
+    struct train_totals unused;
+    const uint32_t repeats = train.augment.repeats ? train.augment.repeats : 1,
+                   few = REHEARSED * (train.ranks ? train.ranks : 1) * train_parts(&train) * repeats;
+    void *state = NULL;
+    if (rehearsed || !on_device(trainer->engine) || train.pipeline || train.data->mixture)
+        return STATUS_OK;
+    rehearsed = true;
+    train.batch = few < train.batch ? few : train.batch;
+    train.shares = NULL;
+    train.share_max = 0;
+    if (train.decoding)
+        train.decoding = &decoding;
+    enum status status = comm_agree(trainer->engine->open(&train, resources, &state));
+    if (status == STATUS_OK)
+        status = comm_agree(trainer->engine->set(state, &trainer->now.state));
+    if (status == STATUS_OK)
+        status = after_exchange(trainer, trainer->engine->steps(state, 0, 0, 1));
+    if (status == STATUS_OK)
+        status = after_exchange(trainer, trainer->engine->totals(state, &unused));
+    if (state)
+        trainer->engine->close(state);
+    return comm_agree(status);
+}
+
 /* Sets `*planned` to the memory of the engine with `train`, which is a copy of trainer->train. Allocates
  * nothing large. */
 static enum status plan_memory(const struct trainer *trainer, struct train *train,
@@ -637,12 +670,11 @@ static enum status refuse_memory(struct trainer *trainer, const struct resources
     struct train other = trainer->train;
     struct memory_account smaller;
     char remedy[192] = "lower --batch";
-    if (trainer->job->pipeline.stages) /* another plan would be collective */
-        return status_set(
-            STATUS_TOO_LARGE,
-            "--memory-limit: this stage needs %.3f GB, but the limit is %.3f GB; lower --batch, "
-            "raise --microbatches, or start more ranks",
-            1e-9 * (double)needed, 1e-9 * (double)limit);
+    if (trainer->job->pipeline.stages || trainer->train.data->mixture) /* other plans are not possible */
+        return status_set(STATUS_TOO_LARGE,
+                          "--memory-limit: this rank needs %.3f GB, but the limit is %.3f GB; lower --batch, "
+                          "or start more ranks",
+                          1e-9 * (double)needed, 1e-9 * (double)limit);
     other.batch =
         other.batch / 2 > ranks * train_parts(&other) ? other.batch / 2 : ranks * train_parts(&other);
     other.shares = NULL;
@@ -678,6 +710,7 @@ static enum status trainer_plan(struct trainer *trainer, const struct resources 
     struct train train = trainer->train;
     if (!job->shows_memory && !job->plans && !job->choice && !job->train.memory_limit_bytes)
         return STATUS_OK;
+    TRY(rehearse(trainer, resources));
     TRY(comm_agree(plan_memory(trainer, &train, resources, &trainer->planned)));
     if (job->shows_memory && !job->plans)
         memory_print("memory, before it is allocated:", &trainer->planned, NULL, 0);
