@@ -638,20 +638,21 @@ static enum status rehearse(const struct trainer *trainer, const struct resource
     return comm_agree(status);
 }
 
-/* Sets `*planned` to the memory of the engine with `train`, which is a copy of trainer->train. Allocates
+/* Sets `*planned` to the memory of the engine with `of`, which may differ from trainer->train. Allocates
  * nothing large. */
-static enum status plan_memory(const struct trainer *trainer, struct train *train,
+static enum status plan_memory(const struct trainer *trainer, const struct train *of,
                                const struct resources *resources, struct memory_account *planned)
 {
     static uint64_t rest_bytes; /* of this process before its first plan; later, freed memory may remain */
     struct train_decoding decoding = trainer->decoding;
+    struct train train = *of;
     uint64_t unused, context_bytes = 0;
     void *state = NULL;
     *planned = (struct memory_account){.plans = true};
-    train->memory = planned;
-    if (train->decoding)
-        train->decoding = &decoding;
-    const enum status status = trainer->engine->open(train, resources, &state);
+    train.memory = planned;
+    if (train.decoding)
+        train.decoding = &decoding;
+    const enum status status = trainer->engine->open(&train, resources, &state);
     if (state)
         trainer->engine->close(state);
     TRY(status);
@@ -707,11 +708,10 @@ static enum status trainer_plan(struct trainer *trainer, const struct resources 
 {
     const struct train_job *job = trainer->job;
     const uint64_t limit = limit_of(trainer);
-    struct train train = trainer->train;
     if (!job->shows_memory && !job->plans && !job->choice && !job->train.memory_limit_bytes)
         return STATUS_OK;
     TRY(rehearse(trainer, resources));
-    TRY(comm_agree(plan_memory(trainer, &train, resources, &trainer->planned)));
+    TRY(comm_agree(plan_memory(trainer, &trainer->train, resources, &trainer->planned)));
     if (job->shows_memory && !job->plans)
         memory_print("memory, before it is allocated:", &trainer->planned, NULL, 0);
     const bool fits = job->plans || !limit || memory_total(&trainer->planned) <= limit;
