@@ -760,6 +760,39 @@ static bool judge(const struct trial *trial, const struct model *model, const st
     return well;
 }
 
+/* Opens and closes the engine, and counts its memory in `account`. */
+static void count_memory(struct train train, bool plans, struct memory_account *account)
+{
+    const struct resources resources = {.threads = 1, .device = 0};
+    void *state = NULL;
+    *account = {};
+    account->plans = plans;
+    train.memory = account;
+    must(contender->engine->open(&train, &resources, &state));
+    if (!plans && contender->engine->memory_bytes(state) > memory_total(account))
+        account->bytes[MEMORY_CONTEXT] = 1; /* not all allocations were counted */
+    contender->engine->close(state);
+}
+
+/* Returns whether a plan has the same bytes in all parts as the allocations, and leaves no memory in use. */
+static bool plans_memory(const struct train *train)
+{
+    struct memory_account planned, taken;
+    size_t before, after, total;
+    count_memory(*train, true, &planned); /* loads what the engine needs besides */
+    must(cudaMemGetInfo(&before, &total));
+    count_memory(*train, true, &planned);
+    must(cudaMemGetInfo(&after, &total));
+    count_memory(*train, false, &taken);
+    const bool well = memcmp(planned.bytes, taken.bytes, sizeof taken.bytes) == 0 && before == after &&
+                      memory_total(&taken) > 0;
+    if (!well)
+        printf("FAILED  %s plans %llu bytes of memory and allocates %llu; a plan leaves %lld bytes in use\n",
+               contender->engine->name, (unsigned long long)memory_total(&planned),
+               (unsigned long long)memory_total(&taken), (long long)before - (long long)after);
+    return well;
+}
+
 static bool run(const struct trial *trial)
 {
     struct model model;
@@ -794,6 +827,7 @@ static bool run(const struct trial *trial)
     train.loss = trial->loss;
     struct verdict verdict = compare(trial, &train, &begin);
     bool well = judge(trial, &model, &verdict);
+    well = plans_memory(&train) && well;
     if (contender->engine->scales_loss && trial->overflows)
         well = overflows(&train, &begin) && well;
     train_state_free(&begin);

@@ -607,8 +607,8 @@ static uint64_t limit_of(const struct trainer *trainer)
 
 #define REHEARSED 8 /* samples per part of a step */
 
-/* On a device: runs a step of a few samples, so that the memory of the context includes kernels and
- * libraries, which CUDA loads when they are first used. Does nothing from the second call on. Collective. */
+/* On one device: runs a step of a few samples, so that the memory of the context includes kernels and
+ * libraries, which CUDA loads when they are first used. Does nothing from the second call on. */
 static enum status rehearse(const struct trainer *trainer, const struct resources *resources)
 {
     static bool rehearsed;
@@ -616,9 +616,9 @@ static enum status rehearse(const struct trainer *trainer, const struct resource
     struct train_decoding decoding = trainer->decoding;
     struct train_totals unused;
     const uint32_t repeats = train.augment.repeats ? train.augment.repeats : 1,
-                   few = REHEARSED * (train.ranks ? train.ranks : 1) * train_parts(&train) * repeats;
+                   few = REHEARSED * train_parts(&train) * repeats;
     void *state = NULL;
-    if (rehearsed || !on_device(trainer->engine) || train.pipeline || train.data->mixture)
+    if (rehearsed || !on_device(trainer->engine) || train.ranks > 1 || train.pipeline || train.data->mixture)
         return STATUS_OK;
     rehearsed = true;
     train.batch = few < train.batch ? few : train.batch;
@@ -626,16 +626,16 @@ static enum status rehearse(const struct trainer *trainer, const struct resource
     train.share_max = 0;
     if (train.decoding)
         train.decoding = &decoding;
-    enum status status = comm_agree(trainer->engine->open(&train, resources, &state));
+    enum status status = trainer->engine->open(&train, resources, &state);
     if (status == STATUS_OK)
-        status = comm_agree(trainer->engine->set(state, &trainer->now.state));
+        status = trainer->engine->set(state, &trainer->now.state);
     if (status == STATUS_OK)
-        status = after_exchange(trainer, trainer->engine->steps(state, 0, 0, 1));
+        status = trainer->engine->steps(state, 0, 0, 1);
     if (status == STATUS_OK)
-        status = after_exchange(trainer, trainer->engine->totals(state, &unused));
+        status = trainer->engine->totals(state, &unused);
     if (state)
         trainer->engine->close(state);
-    return comm_agree(status);
+    return status;
 }
 
 /* Sets `*planned` to the memory of the engine with `of`, which may differ from trainer->train. Allocates
@@ -710,7 +710,7 @@ static enum status trainer_plan(struct trainer *trainer, const struct resources 
     const uint64_t limit = limit_of(trainer);
     if (!job->shows_memory && !job->plans && !job->choice && !job->train.memory_limit_bytes)
         return STATUS_OK;
-    TRY(rehearse(trainer, resources));
+    TRY(comm_agree(rehearse(trainer, resources)));
     TRY(comm_agree(plan_memory(trainer, &trainer->train, resources, &trainer->planned)));
     if (job->shows_memory && !job->plans)
         memory_print("memory, before it is allocated:", &trainer->planned, NULL, 0);
