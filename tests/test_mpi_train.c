@@ -210,6 +210,22 @@ Test(mpi_train, ranks_agree_on_the_largest_batch)
     cr_expect_eq(number(out, 4, "batch_probes"), 2);
 }
 
+#ifndef FDSL_SANITIZED /* sanitizers use memory themselves */
+/* Two ranks need about 140 MB each with all layers, and about 80 MB in a pipeline. */
+Test(mpi_train, the_choice_of_parallelism_respects_the_limit_of_each_rank)
+{
+#define CHOSEN                                                                                             \
+    "--variant train-omp --model cnn --data digits --train-size 512 --test-size 9 --epochs 1 --threads 1 " \
+    "--batch 256 --format csv "
+    run_well(2, CHOSEN "--parallel auto --memory-limit 110M");
+    cr_expect_not_null(strstr(err, "--parallel auto: a pipeline of 2 GPUs ("), "%s", err);
+    cr_expect_not_null(strstr(err, "data parallel on 2 GPUs needs "), "%s", err);
+    cr_expect_str_eq(value(out, 3, "parallel"), "pipeline");
+    run(2, CHOSEN "--memory-limit 1G,110M");
+    cr_expect(status == 2 && strstr(err, "rank 1: --memory-limit: this run needs "), "%d: %s", status, err);
+}
+#endif
+
 /* The row of all ranks has the sum of the ranks' rates, which must not be rounded to an integer. */
 Test(mpi_train, the_row_of_all_ranks_has_the_sum_of_the_rates)
 {
