@@ -53,6 +53,7 @@ static void make_trial(struct choosing *choosing)
     struct train_job *job = &choosing->opened->job;
     job->checkpoints = job->step_path = job->log_path = job->state_path = NULL;
     job->resume = job->shows_memory = false;
+    job->begin = NULL;
 }
 
 /* Adds a way to the candidates with its planned memory, unless it is excluded. */

@@ -464,6 +464,8 @@ static enum status open_stage(struct pipeline *pipeline, const struct resources 
     pipeline->op_count =
         pipe_ops(plan->schedule, plan->stages, plan->micros, pipeline->number, pipeline->ops);
     TRY(comm_agree(pipeline->engine->open(&pipeline->own, resources, &pipeline->state)));
+    if (pipeline->own.memory && pipeline->own.memory->plans) /* its buffers do not exist */
+        return STATUS_OK;
     TRY(open_channels(pipeline));
     return comm_agree(pin_channels(pipeline));
 }

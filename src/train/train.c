@@ -1734,6 +1734,8 @@ static enum status train_open(const struct options *given, void *parameters_,
     parameters->job.batch =
         partition_share(&divided, all.reduced_batch ? all.job.batch : parameters->job.batch).count;
     parameters->stages = partition->ranks;
+    if (parameters->chooses && options_flag(given, "dry-run")) /* which chooses nothing */
+        parameters->parallel = PARALLEL_AUTO;
     return STATUS_OK;
 }
 

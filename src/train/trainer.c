@@ -586,7 +586,9 @@ static enum status memory_used(const struct trainer *trainer, int device, uint64
         *room_bytes = info.memory_bytes;
         return STATUS_OK;
     }
+#ifdef __GLIBC__
     (void)malloc_trim(0); /* memory that was freed does not count */
+#endif
     if (!system_number("/proc/self/status", "VmRSS", &resident_kib))
         return status_set(STATUS_UNAVAILABLE, "--memory: /proc/self/status does not say how much memory this "
                                               "process uses");
