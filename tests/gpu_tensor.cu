@@ -1,12 +1,14 @@
 /* Compares the GEMMs on tensor cores with GEMMs in fp32 on CUDA cores, for equality. Operands are integers
  * from -3 to 3, which every format represents exactly. Sums are below 2^24, so fp32 computes them exactly in
- * any order. So any difference is an error, such as a wrong index or a missing barrier, and no tolerance can
- * hide it. Tests convolutions and linear layers of odd sizes: their outputs, and the gradients of their
- * inputs and parameters. make check-gpu runs this program.
+ * any order. In 16 bits, the outputs and the gradients of inputs are the exact sums, rounded once. So any
+ * difference is an error, such as a wrong index or a missing barrier, and no tolerance can hide it. Tests
+ * convolutions and linear layers of odd sizes: their outputs, and the gradients of their inputs and
+ * parameters, in both orders of axes, and with gradients of inputs in the memory of the inputs. make
+ * check-gpu runs this program.
  *
  *     gpu_tensor [--short]   --short: only small batches
  *
- * Prints one line per case and precision. Exit status 3 if a case fails, 4 without a GPU. */
+ * Prints one line per case and storage. Exit status 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
 
 #include "core/philox.h"
@@ -53,14 +55,9 @@ static const struct trial trials[] = {
     {LAYER_CONV, {128, 1, 9, 7}, 128, {1, 3, 3}, {0, 1, 1}, 33, true, true},
 };
 
-static const struct {
-    const char *name;
-    enum precision precision;
-} precisions[] = {{"tf32", PRECISION_TF32}, {"bf16", PRECISION_BF16}, {"fp16", PRECISION_FP16}};
-
 /* ---- Layers on the device ---- */
 
-/* A layer with its tensors. Inputs have random values, and outputs are initially NaN. */
+/* A layer with its tensors: random inputs and gradients of outputs in C order, and stored tensors. */
 struct bench {
     struct model model;
     struct layer_spec spec;
@@ -68,6 +65,25 @@ struct bench {
     struct device_layer layer;
     struct pass pass;
     size_t in_values, out_values; /* values in the batch */
+    float *in, *out_delta, *results;
+    void *kept; /* for gradients of the input that do not overwrite it */
+};
+
+/* A format, and how tensors are stored. */
+struct storage {
+    const char *name;
+    enum precision precision;
+    bool last;       /* channels last, where possible */
+    bool overwrites; /* gradients of the input have the memory of the input */
+};
+static const struct storage exact = {"fp32", PRECISION_FP32, false, false};
+static const struct storage storages[] = {
+    {"fp32 in place", PRECISION_FP32, false, true},
+    {"tf32", PRECISION_TF32, false, false},
+    {"bf16", PRECISION_BF16, false, true},
+    {"fp16", PRECISION_FP16, false, false},
+    {"bf16 channels last", PRECISION_BF16, true, true},
+    {"fp16 channels last", PRECISION_FP16, true, true},
 };
 
 static __global__ void fill_kernel(float *values, size_t count, uint32_t stream)
@@ -88,7 +104,8 @@ static float *filled(struct bench *bench, size_t count, uint32_t stream)
     return values;
 }
 
-/* Allocates floats with all bits set (NaN), so that a value that no kernel writes is detected. */
+/* Allocates floats with all bits set (NaN), so that a value that no kernel writes is detected. A stored
+ * tensor of as many values fits. */
 static float *cleared(struct bench *bench, size_t count)
 {
     float *values;
@@ -114,14 +131,18 @@ static void open_bench(const struct trial *trial, struct bench *bench)
     bench->in_values = layer->in_values * trial->batch;
     bench->out_values = layer->out_values * trial->batch;
     bench->layer.layer = layer;
-    bench->layer.in = filled(bench, bench->in_values, 1);
-    bench->layer.out_delta = filled(bench, bench->out_values, 2);
+    bench->in = filled(bench, bench->in_values, 1);
+    bench->out_delta = filled(bench, bench->out_values, 2);
+    bench->results = cleared(bench, bench->in_values + bench->out_values);
+    bench->layer.in = cleared(bench, bench->in_values);
+    bench->layer.out_delta = cleared(bench, bench->out_values);
     bench->layer.out = cleared(bench, bench->out_values);
-    bench->layer.in_delta = cleared(bench, bench->in_values);
+    bench->kept = cleared(bench, bench->in_values);
     bench->layer.relu = trial->relu;
     bench->layer.relu_before = trial->relu_before;
     bench->pass.count = trial->batch;
     bench->pass.training = true;
+    bench->pass.of = GRADIENTS_OF_BOTH;
     bench->pass.parameters = filled(bench, bench->model.arena_values, 4);
     bench->pass.gradients = cleared(bench, bench->model.arena_values);
     must(allocate(&bench->allocations, &bench->pass.workspace, WORKSPACE_VALUES));
@@ -129,52 +150,80 @@ static void open_bench(const struct trial *trial, struct bench *bench)
 
 /* Runs a layer forward and backward. Returns its outputs, the gradients of the input and the gradients of the
  * parameters in host memory, which the caller frees. */
-static float *results(struct bench *bench, enum precision precision)
+static float *results(struct bench *bench, const struct storage *storage)
 {
-    bool conv = bench->spec.kind == LAYER_CONV;
-    size_t own = bench->model.layers[1].weight; /* the layer's parameters end where the next layer's begin */
-    size_t in = bench->in_values, out = bench->out_values, bytes = sizeof(float);
-    float *values = static_cast<float *>(malloc((in + out + own) * bytes));
+    const struct layer *layer = &bench->model.layers[0];
+    const enum precision precision = storage->precision;
+    struct device_layer *own = &bench->layer;
+    struct pass *pass = &bench->pass;
+    const bool conv = layer->spec.kind == LAYER_CONV;
+    /* the layer's parameters end where the next layer's begin */
+    const size_t parameters = bench->model.layers[1].weight, bytes = sizeof(float);
+    const size_t in = bench->in_values, out = bench->out_values;
+    float *values = static_cast<float *>(malloc((in + out + parameters) * bytes));
     if (!values)
         exit(1);
-    bench->pass.precision = precision;
-    bench->layer.packed = {};
+    pass->precision = precision;
+    own->packed = {};
+    own->in_last = storage->last && conv;
+    own->out_last = storage->last;
+    own->in_delta = storage->overwrites ? own->in : bench->kept;
+    must(stored_from(precision, &layer->in, own->in_last, pass->count, bench->in, own->in, NULL));
+    must(stored_from(precision, &layer->out, own->out_last, pass->count, bench->out_delta, own->out_delta,
+                     NULL));
     if (conv)
-        must(conv_prepare(&bench->layer, precision, bench->pass.count, &bench->allocations, NULL));
-    must(conv ? conv_forward(&bench->layer, &bench->pass) : linear_forward(&bench->layer, &bench->pass));
-    must(conv ? conv_backward(&bench->layer, &bench->pass) : linear_backward(&bench->layer, &bench->pass));
+        must(conv_prepare(own, precision, pass->count, &bench->allocations, NULL));
+    must(conv ? conv_forward(own, pass) : linear_forward(own, pass));
+    must(conv ? conv_backward(own, pass) : linear_backward(own, pass));
+    must(stored_into(precision, &layer->out, own->out_last, pass->count, own->out, bench->results, NULL));
+    must(stored_into(precision, &layer->in, own->in_last, pass->count, own->in_delta, bench->results + out,
+                     NULL));
     must(cudaDeviceSynchronize());
-    must(cudaMemcpy(values, bench->layer.out, out * bytes, cudaMemcpyDefault));
-    must(cudaMemcpy(values + out, bench->layer.in_delta, in * bytes, cudaMemcpyDefault));
-    must(cudaMemcpy(values + out + in, bench->pass.gradients, own * bytes, cudaMemcpyDefault));
-    must(cudaMemset(bench->layer.out, 0xff, out * bytes));
-    must(cudaMemset(bench->layer.in_delta, 0xff, in * bytes));
-    must(cudaMemset(bench->pass.gradients, 0xff, own * bytes));
+    must(cudaMemcpy(values, bench->results, (out + in) * bytes, cudaMemcpyDefault));
+    must(cudaMemcpy(values + out + in, pass->gradients, parameters * bytes, cudaMemcpyDefault));
+    must(cudaMemset(own->out, 0xff, out * bytes));
+    must(cudaMemset(own->in_delta, 0xff, in * bytes));
+    must(cudaMemset(pass->gradients, 0xff, parameters * bytes));
     return values;
 }
 
-static size_t differences(const float *one, const float *other, size_t count)
+/* Rounds exact results as they are stored. */
+static float rounded(float value, enum precision precision)
+{
+    return precision == PRECISION_BF16   ? __bfloat162float(__float2bfloat16_rn(value))
+           : precision == PRECISION_FP16 ? __half2float(__float2half_rn(value))
+                                         : value;
+}
+
+/* Returns how many values differ from exact ones that are rounded to `precision`. NaN always differs. */
+static size_t differences(const float *mine, const float *right, size_t count, enum precision precision)
 {
     size_t found = 0;
     for (size_t i = 0; i < count; i++)
-        found += memcmp(&one[i], &other[i], sizeof *one) != 0 && !(one[i] == 0 && other[i] == 0);
+        found += mine[i] != rounded(right[i], precision);
     return found;
 }
 
-/* Prints one line per precision. Returns the number of precisions whose results differ from fp32. */
+/* Prints one line per storage. Returns the number of storages whose results differ from fp32. */
 static int run(const struct trial *trial)
 {
     int failures = 0;
     struct bench bench = {};
     open_bench(trial, &bench);
-    float *right = results(&bench, PRECISION_FP32);
-    size_t in = bench.in_values, out = bench.out_values, own = bench.model.layers[1].weight;
-    for (const auto &each : precisions) {
-        float *mine = results(&bench, each.precision);
-        size_t wrong[3] = {differences(mine, right, out), differences(mine + out, right + out, in),
-                           differences(mine + out + in, right + out + in, own)};
+    float *right = results(&bench, &exact);
+    const struct layer *layer = &bench.model.layers[0];
+    size_t in = bench.in_values, out = bench.out_values, own = layer->weight_values + layer->bias_values;
+    for (const struct storage &each : storages) {
+        float *mine = results(&bench, &each);
+        size_t wrong[3] = {
+            differences(mine, right, out, each.precision),
+            differences(mine + out, right + out, in, each.precision),
+            differences(mine + out + in, right + out + in, layer->weight_values, PRECISION_FP32) +
+                differences(mine + out + in + layer->bias, right + out + in + layer->bias, layer->bias_values,
+                            PRECISION_FP32),
+        };
         bool well = wrong[0] + wrong[1] + wrong[2] == 0;
-        printf("%s  %s %-6s %ux%ux%ux%u to %u, kernel %ux%ux%u, batch %u: differences: %zu of %zu outputs, "
+        printf("%s  %s %s %ux%ux%ux%u to %u, kernel %ux%ux%u, batch %u: differences: %zu of %zu outputs, "
                "%zu of %zu gradients of inputs, %zu of %zu gradients of parameters\n",
                well ? "ok    " : "FAILED", each.name, trial->kind == LAYER_CONV ? "conv" : "linear",
                trial->in.channels, trial->in.depth, trial->in.height, trial->in.width, trial->out,

@@ -19,13 +19,15 @@ struct window_plan {
     struct shape from, into;
     uint32_t kernel[MODEL_AXES];
     int32_t lead[MODEL_AXES];
+    bool last; /* whether `from` is channels last */
 };
 
-/* Returns the index of element (t, y, x) in a channel of `from`. */
-static __device__ __forceinline__ int32_t element_at(const struct shape *from, int32_t t, int32_t y,
+/* Returns the offset of element (t, y, x) of `from` from the first element of its channel. */
+static __device__ __forceinline__ int32_t element_at(const struct window_plan &plan, int32_t t, int32_t y,
                                                      int32_t x)
 {
-    return (t * (int32_t)from->height + y) * (int32_t)from->width + x;
+    return ((t * (int32_t)plan.from.height + y) * (int32_t)plan.from.width + x) *
+           (plan.last ? (int32_t)plan.from.channels : 1);
 }
 
 static __global__ void taps_kernel(const struct window_plan plan, struct window_part *taps)
@@ -36,9 +38,10 @@ static __global__ void taps_kernel(const struct window_plan plan, struct window_
     uint32_t tap = k % size;
     uint32_t t = tap / plan.kernel[2] / plan.kernel[1], y = tap / plan.kernel[2] % plan.kernel[1],
              x = tap % plan.kernel[2];
-    int32_t channel = (int32_t)(k / size * plan.from.depth * plan.from.height * plan.from.width);
-    taps[k].offset = channel + element_at(&plan.from, (int32_t)t - plan.lead[0], (int32_t)y - plan.lead[1],
-                                          (int32_t)x - plan.lead[2]);
+    int32_t positions = (int32_t)(plan.from.depth * plan.from.height * plan.from.width);
+    taps[k].offset =
+        (int32_t)(k / size) * (plan.last ? 1 : positions) +
+        element_at(plan, (int32_t)t - plan.lead[0], (int32_t)y - plan.lead[1], (int32_t)x - plan.lead[2]);
     taps[k].bits = 1u << t | 1u << (AXIS_BITS + y) | 1u << (2 * AXIS_BITS + x);
 }
 
@@ -61,7 +64,7 @@ static __global__ void positions_kernel(const struct window_plan plan, struct wi
         return;
     uint32_t t = position / plan.into.width / plan.into.height,
              y = position / plan.into.width % plan.into.height, x = position % plan.into.width;
-    positions[position].offset = element_at(&plan.from, (int32_t)t, (int32_t)y, (int32_t)x);
+    positions[position].offset = element_at(plan, (int32_t)t, (int32_t)y, (int32_t)x);
     positions[position].bits = inside_bits(t, plan.lead[0], plan.kernel[0], plan.from.depth) |
                                inside_bits(y, plan.lead[1], plan.kernel[1], plan.from.height) << AXIS_BITS |
                                inside_bits(x, plan.lead[2], plan.kernel[2], plan.from.width)
@@ -91,7 +94,7 @@ static enum status make_windows(const struct window_plan *plan, struct allocatio
     return STATUS_OK;
 }
 
-enum status conv_prepare(struct device_layer *layer, enum precision precision, uint32_t batch,
+enum status conv_prepare(struct device_layer *layer, enum precision precision, uint32_t,
                          struct allocations *allocations, cudaStream_t stream)
 {
     const struct layer *conv = layer->layer;
@@ -102,7 +105,8 @@ enum status conv_prepare(struct device_layer *layer, enum precision precision, u
                 "%s: the CUDA engine supports convolution kernels of up to %d elements per axis, not %u; use "
                 "a variant on the CPU",
                 conv->name, AXIS_BITS, conv->spec.kernel[i]);
-    struct window_plan forward = {.from = conv->in, .into = conv->out, .kernel = {}, .lead = {}};
+    struct window_plan forward = {
+        .from = conv->in, .into = conv->out, .kernel = {}, .lead = {}, .last = layer->in_last};
     for (int i = 0; i < MODEL_AXES; i++) {
         forward.kernel[i] = conv->spec.kernel[i];
         forward.lead[i] = (int32_t)conv->spec.padding[i];
@@ -113,28 +117,30 @@ enum status conv_prepare(struct device_layer *layer, enum precision precision, u
     struct window_plan backward = forward;
     backward.from = conv->out;
     backward.into = conv->in;
+    backward.last = layer->out_last;
     for (int i = 0; i < MODEL_AXES; i++)
         backward.lead[i] = (int32_t)forward.kernel[i] - 1 - forward.lead[i];
     TRY(make_windows(&forward, allocations, stream, &layer->forward));
     if (layer->in_delta)
         TRY(make_windows(&backward, allocations, stream, &layer->backward));
-    return packed_prepare(layer, precision, batch, allocations);
+    return packed_prepare(layer, precision, allocations);
 }
 
 /* ---- Forward ---- */
 
 enum status conv_forward(const struct device_layer *layer, const struct pass *pass)
 {
-    if (layer->packed.in)
-        return packed_forward(layer, pass);
     const struct layer *conv = layer->layer;
-    const struct windows &windows = layer->forward;
-    const matrix<true> weights = {pass->parameters + conv->weight, windows.tap_count};
-    const struct channel_out into = {.values = layer->out,
-                                     .bias = pass->parameters + conv->bias,
-                                     .channels = conv->out.channels,
-                                     .positions = windows.position_count,
-                                     .relu = layer->relu};
-    return windows.padded ? convolve<true>(pass, weights, layer->in, windows, into)
-                          : convolve<false>(pass, weights, layer->in, windows, into);
+    if (layer->packed.weights)
+        return packed_forward(layer, pass);
+    const matrix<true> weights = {pass->parameters + conv->weight, layer->forward.tap_count};
+    const struct convolution convolution = {.from = layer->in,
+                                            .windows = layer->forward,
+                                            .into = layer->out,
+                                            .bias = pass->parameters + conv->bias,
+                                            .channels = conv->out.channels,
+                                            .relu = layer->relu,
+                                            .above = nullptr,
+                                            .last = layer->out_last};
+    return convolve(pass, weights, convolution);
 }

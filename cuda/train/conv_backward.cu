@@ -29,24 +29,28 @@ struct opposite_weights {
 static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct layer *conv = layer->layer;
-    const struct windows &windows = layer->backward;
     const struct opposite_weights weights = {.values = pass->parameters + conv->weight,
-                                             .taps = divider_of(windows.tap_count / conv->out.channels),
+                                             .taps =
+                                                 divider_of(layer->backward.tap_count / conv->out.channels),
                                              .in_channels = conv->in.channels};
-    const struct channel_out into = {.values = layer->in_delta,
-                                     .channels = conv->in.channels,
-                                     .positions = windows.position_count,
-                                     .above = layer->relu_before ? layer->in : nullptr};
-    return windows.padded ? convolve<true>(pass, weights, layer->out_delta, windows, into)
-                          : convolve<false>(pass, weights, layer->out_delta, windows, into);
+    const struct convolution convolution = {.from = layer->out_delta,
+                                            .windows = layer->backward,
+                                            .into = layer->in_delta,
+                                            .bias = nullptr,
+                                            .channels = conv->in.channels,
+                                            .relu = false,
+                                            .above = layer->relu_before ? layer->in : nullptr,
+                                            .last = layer->in_last};
+    return convolve(pass, weights, convolution);
 }
 
+/* The gradients of the parameters come first, because in_delta may have the memory of `in`. */
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass)
 {
     const bool weights = pass->of & GRADIENTS_OF_WEIGHTS;
     if (weights)
         TRY(bias_backward(layer, pass));
-    if (layer->packed.in)
+    if (layer->packed.weights)
         return packed_backward(layer, pass);
     if (weights)
         TRY(conv_weights_backward(layer, pass));

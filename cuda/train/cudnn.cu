@@ -426,8 +426,9 @@ static enum status forward(const struct device_layer *layer, const struct pass *
     TRY(plan_batch(layer, pass->count));
     const struct call_memory memory = memory_of(layer, pass);
     TRY(cudnn_status(compute(layer, &memory, self->now->forward), "ConvolutionForward", __LINE__));
-    finish_kernel<<<blocks_for(values), BLOCK, 0, pass->stream>>>(layer->out, pass->parameters + conv->bias,
-                                                                  positions, channels, layer->relu, values);
+    finish_kernel<<<blocks_for(values), BLOCK, 0, pass->stream>>>(static_cast<float *>(layer->out),
+                                                                  pass->parameters + conv->bias, positions,
+                                                                  channels, layer->relu, values);
     return CUDA_LAUNCHED("finish_kernel");
 }
 
@@ -443,7 +444,7 @@ static enum status backward(const struct device_layer *layer, const struct pass 
         return STATUS_OK;
     TRY(cudnn_status(compute(layer, &memory, self->now->data), "ConvolutionBackwardData", __LINE__));
     return layer->relu_before
-               ? relu_mask(layer->in, layer->in_delta, pass->count * (uint32_t)conv->in_values, pass->stream)
+               ? relu_mask(pass, layer->in, layer->in_delta, pass->count * (uint32_t)conv->in_values)
                : STATUS_OK;
 }
 

@@ -15,7 +15,6 @@
 /* The samples of a batch, and the layers' activations and gradients for them. A stage of a pipeline has a
  * slot for each micro-batch whose activations it keeps; otherwise there is one slot. */
 struct network_slot {
-    float *inputs;
     struct device_batch batch;
     /* all[0] describes the input; all[1 + i] describes layer i. */
     struct device_layer all[1 + MODEL_LAYERS_MAX];
@@ -24,6 +23,9 @@ struct network_slot {
 struct network : device_engine {
     enum precision precision;
     float *workspace;
+    /* In 16 bits: fp32 values in C order of a tensor that enters or leaves the network. It is the workspace
+     * if that is large enough. */
+    float *staging;
     /* Gradients of one micro-batch or part, before they are added to `gradients`. NULL if a step has only
      * one.
      */
@@ -39,6 +41,11 @@ struct network : device_engine {
 static struct network *network_of(void *state)
 {
     return device_engine_as<struct network>(state);
+}
+
+static struct device_layer *network_last_layer(const struct network *network)
+{
+    return &network->layers[network->train->model->layer_count - 1];
 }
 
 /* ---- Opening: the layers, their activations and gradients, arrays for training ---- */
@@ -72,69 +79,160 @@ static bool has_gemm(const struct layer *layer)
     return layer->spec.kind == LAYER_CONV || layer->spec.kind == LAYER_LINEAR;
 }
 
-/* Fuses a ReLU into its neighbours. If a later LAYER_ADD also uses the ReLU's output, the next layer computes
- * only a part of that output's gradient. The ReLU's backward pass then stays separate. */
-static void share_relu(struct device_layer *before, struct device_layer *relu, struct device_layer *after)
+/* Returns the first layer after layer i that does not run in place; NULL if there is none. */
+static struct device_layer *next_reader(const struct network *network, uint32_t i)
 {
-    if (relu->layer->spec.kind != LAYER_RELU)
-        return;
-    before->relu = relu->forward_done = has_gemm(before->layer) || before->layer->spec.kind == LAYER_ADD;
-    if (after && !relu->layer->is_added)
-        after->relu_before = relu->backward_done =
-            has_gemm(after->layer) || after->layer->spec.kind == LAYER_POOL;
+    const struct model *model = network->train->model;
+    do
+        i++;
+    while (i < model->layer_count && in_place(&model->layers[i]));
+    return i < model->layer_count ? &network->layers[i] : nullptr;
+}
+
+/* Fuses the ReLUs into their neighbours. A dropout may follow a ReLU in place: relu_kernel() explains why
+ * this does not change the mask. */
+static void share_relus(struct network *network)
+{
+    for (uint32_t i = 1; i < network->train->model->layer_count; i++) {
+        struct device_layer *relu = &network->layers[i], *before = relu - 1, *after = next_reader(network, i);
+        if (relu->layer->spec.kind != LAYER_RELU)
+            continue;
+        before->relu = relu->forward_done = has_gemm(before->layer) || before->layer->spec.kind == LAYER_ADD;
+        if (after)
+            after->relu_before = relu->backward_done = after->layer->spec.kind != LAYER_ADD;
+    }
+}
+
+/* ---- The order of axes ---- */
+
+/* Returns whether a layer needs the gradient of its input: the network's input needs none, except in a
+ * pipeline stage after the first. */
+static bool has_in_delta(const struct train *train, uint32_t i)
+{
+    return i > 0 || (train->stage && !train->stage->first);
+}
+
+/* Two tensors get the same order of axes. Returns whether that changed one of them. */
+static bool agree(bool *one, bool *other)
+{
+    const bool differ = *one != *other;
+    *one = *other = *one && *other;
+    return differ;
+}
+
+/* Applies the restrictions of layer i to last[i], its input, and last[i + 1], its output. Returns whether
+ * that changed a tensor. */
+static bool restrict_order(const struct train *train, uint32_t i, bool *last)
+{
+    const struct layer_spec *spec = &train->model->layers[i].spec;
+    bool *in = &last[i], *out = &last[i + 1], none = false;
+    if (spec->kind == LAYER_LINEAR) /* its weights are in C order */
+        return agree(in, &none);
+    if (spec->kind == LAYER_CONV && has_in_delta(train, i) && !*in)
+        return agree(out, &none); /* layer_gemm.cuh reads windows over the gradients at adjacent positions */
+    const bool changed = (in_place(&train->model->layers[i]) || spec->kind == LAYER_ADD) && agree(in, out);
+    return spec->kind == LAYER_ADD ? agree(out - spec->back, out) || changed : changed;
+}
+
+/* In 16 bits, tensors with a multiple of 8 channels are channels last where possible, for packed_conv.cu. */
+static void choose_orders(struct network *network)
+{
+    const struct model *model = network->train->model;
+    bool last[1 + MODEL_LAYERS_MAX], changed = true;
+    for (uint32_t i = 0; i <= model->layer_count; i++)
+        last[i] = stored_bytes(network->precision) < sizeof(float) &&
+                  (i > 0 ? model->layers[i - 1].out : model->input).channels % 8 == 0;
+    while (changed) {
+        changed = false;
+        for (uint32_t i = 0; i < model->layer_count; i++)
+            changed |= restrict_order(network->train, i, last);
+    }
+    for (uint32_t i = 0; i < model->layer_count; i++) {
+        network->layers[i].in_last = last[i];
+        network->layers[i].out_last = last[i + 1];
+    }
+}
+
+/* ---- Memory of tensors ---- */
+
+/* Returns whether the gradient of the output of layer i (of the input of the network: -1) may overwrite this
+ * output. The next layer that does not run in place stores the gradient. Before, or at the same element, it
+ * reads the tensor for the gradient of its weights and for the mask of a ReLU. No later layer of the backward
+ * pass reads the tensor, unless a ReLU has a pass of its own, or gradients of weights are computed later.
+ * cuDNN masks gradients after it has stored them. */
+static bool overwrites(const struct network *network, int64_t i)
+{
+    const struct train *train = network->train;
+    if (network->passes[LAYER_CONV].forward != own_passes[LAYER_CONV].forward ||
+        (train->stage && train->stage->splits))
+        return false;
+    while (++i < train->model->layer_count && in_place(&train->model->layers[i]))
+        if (train->model->layers[i].spec.kind == LAYER_RELU && !network->layers[i].backward_done)
+            return false;
+    return true;
+}
+
+/* Opens the output of layer i (-1: the input of the network) and, when training, its gradient. */
+static enum status open_tensor(struct network *network, int64_t i, size_t sample_values)
+{
+    struct device_layer *self = &network->slot->all[1 + i];
+    const size_t bytes = network->capacity * sample_values * stored_bytes(network->precision);
+    TRY(allocate_bytes(&network->allocations, &self->out, bytes));
+    if (network->train->forward_only || !has_in_delta(network->train, (uint32_t)(1 + i)))
+        return STATUS_OK;
+    if (!overwrites(network, i))
+        return allocate_bytes(&network->allocations, &self->out_delta, bytes);
+    self->out_delta = self->out;
+    return STATUS_OK;
 }
 
 /* Opens layer i; the layers before it must be open. */
 static enum status open_layer(struct network *network, uint32_t i)
 {
-    const struct model *model = network->train->model;
-    const struct layer *layer = &model->layers[i];
     struct device_layer *self = &network->layers[i];
     const struct device_layer *before = self - 1;
-    uint32_t batch = network->capacity;
-    size_t outputs = layer->out_values * batch;
-    self->layer = layer;
     self->in = before->out;
     self->in_delta = before->out_delta;
     self->measures = network->train->cudnn_benchmark && !allocations_plan(&network->allocations);
-    if (in_place(layer)) {
+    if (in_place(self->layer)) {
         self->out = self->in;
         self->out_delta = self->in_delta;
     } else
-        TRY(allocate(&network->allocations, &self->out, outputs));
-    /* Zeroed, because pool_back_kernel does not write elements that are in no window. */
-    if (!self->out_delta && !network->train->forward_only)
-        TRY(allocate_zeros(&network->allocations, &self->out_delta, outputs, network->stream));
-    if (layer->spec.kind == LAYER_POOL)
-        TRY(allocate(&network->allocations, &self->largest, outputs));
-    if (layer->spec.kind == LAYER_ADD)
-        self->added = self - layer->spec.back;
-    const struct layer_passes *by = &network->passes[layer->spec.kind];
-    return by->prepare ? by->prepare(self, network->precision, batch, &network->allocations, network->stream)
+        TRY(open_tensor(network, i, self->layer->out_values));
+    if (self->layer->spec.kind == LAYER_ADD)
+        self->added = self - self->layer->spec.back;
+    const struct layer_passes *by = &network->passes[self->layer->spec.kind];
+    return by->prepare ? by->prepare(self, network->precision, network->capacity, &network->allocations,
+                                     network->stream)
                        : STATUS_OK;
+}
+
+/* The logits of the last layer are in fp32. */
+static enum status open_logits(struct network *network)
+{
+    const struct train *train = network->train;
+    struct device_layer *last = network_last_layer(network);
+    if (train->stage && !train->stage->last)
+        return STATUS_OK;
+    if (stored_bytes(network->precision) < sizeof(float))
+        return allocate(&network->allocations, &last->logits, network->capacity * last->layer->out_values);
+    last->logits = static_cast<float *>(last->out);
+    return STATUS_OK;
 }
 
 /* ---- Slots ---- */
 
-/* Describes the input of the network as the output of a layer, for additions that use it. The input needs a
- * gradient only in a pipeline stage after the first. */
+/* Describes the input of the network as the output of a layer, for additions that use it. */
 static enum status open_input(struct network *network)
 {
     const struct model *model = network->train->model;
-    const struct stage *stage = network->train->stage;
-    struct network_slot *slot = network->slot;
     network->input = {};
     network->input.out = model->input;
     network->input.out_values = model->input_values;
     for (uint32_t i = 0; i < model->layer_count; i++)
         network->input.is_added |= model->layers[i].spec.kind == LAYER_ADD && model->layers[i].spec.back > i;
-    TRY(allocate(&network->allocations, &slot->inputs, network->capacity * model->input_values));
-    slot->all[0] = {};
-    slot->all[0].layer = &network->input;
-    slot->all[0].out = slot->inputs;
-    return stage && !stage->first ? allocate_zeros(&network->allocations, &slot->all[0].out_delta,
-                                                   network->capacity * model->input_values, network->stream)
-                                  : STATUS_OK;
+    network->slot->all[0].layer = &network->input;
+    return open_tensor(network, -1, model->input_values);
 }
 
 /* Opens the memory of the current slot. */
@@ -143,13 +241,14 @@ static enum status open_slot(struct network *network)
     const struct train *train = network->train;
     const uint32_t layers = train->model->layer_count;
     TRY(device_batch_allocate(train, network->capacity, &network->slot->batch, &network->allocations));
+    for (uint32_t i = 0; i < layers; i++)
+        network->layers[i].layer = &train->model->layers[i];
+    share_relus(network);
+    choose_orders(network);
     TRY(open_input(network));
     for (uint32_t i = 0; i < layers; i++)
         TRY(open_layer(network, i));
-    for (uint32_t i = 1; i < layers; i++)
-        share_relu(&network->layers[i - 1], &network->layers[i],
-                   i + 1 < layers ? &network->layers[i + 1] : nullptr);
-    return STATUS_OK;
+    return open_logits(network);
 }
 
 /* Makes slot `number` and its batch the current ones. */
@@ -177,6 +276,19 @@ static enum status open_slots(struct network *network)
 
 /* ---- The network ---- */
 
+static enum status open_staging(struct network *network)
+{
+    const struct train *train = network->train;
+    const struct model *model = train->model;
+    const size_t in = model->input_values, out = model->layers[model->layer_count - 1].out_values;
+    const size_t values = network->capacity * (train->stage && !train->stage->last && out > in ? out : in);
+    if (stored_bytes(network->precision) == sizeof(float))
+        return STATUS_OK;
+    network->staging = network->workspace;
+    return values <= WORKSPACE_VALUES ? STATUS_OK
+                                      : allocate(&network->allocations, &network->staging, values);
+}
+
 static enum status open_learning(struct network *network)
 {
     const struct train *train = network->train;
@@ -203,6 +315,7 @@ static enum status network_open(struct network *network)
                        network->stream));
     network->allocations.part = MEMORY_WORKSPACE;
     TRY(allocate(&network->allocations, &network->workspace, WORKSPACE_VALUES));
+    TRY(open_staging(network));
     TRY(device_engine_open_data(network));
     if (!train->forward_only)
         TRY(open_learning(network));
@@ -251,30 +364,91 @@ static struct pass network_pass(const struct network *network, const struct shar
             .of = GRADIENTS_OF_BOTH};
 }
 
-static struct device_layer *network_last_layer(const struct network *network)
+/* Copies `values` floats between host and device memory, or in device memory. */
+static enum status copy(const struct network *network, float *to, const float *from, size_t values)
 {
-    return &network->layers[network->train->model->layer_count - 1];
+    return CUDA_STATUS(cudaMemcpyAsync(to, from, values * sizeof *to, cudaMemcpyDefault, network->stream));
 }
 
+/* Copies fp32 values in C order, which may be in memory of the host or of another device, to a stored tensor
+ * of `count` samples. */
+static enum status put_tensor(const struct network *network, const struct shape *shape, bool last,
+                              uint32_t count, const float *from, void *to)
+{
+    if (!network->staging)
+        return copy(network, static_cast<float *>(to), from, count * shape_values(shape));
+    if (from != network->staging)
+        TRY(copy(network, network->staging, from, count * shape_values(shape)));
+    return stored_from(network->precision, shape, last, count, network->staging, to, network->stream);
+}
+
+/* Copies a stored tensor of `count` samples, as fp32 values in C order, to memory of the host or a device. */
+static enum status get_tensor(const struct network *network, const struct shape *shape, bool last,
+                              uint32_t count, const void *from, float *to)
+{
+    if (!network->staging)
+        return copy(network, to, static_cast<const float *>(from), count * shape_values(shape));
+    TRY(stored_into(network->precision, shape, last, count, from, network->staging, network->stream));
+    return copy(network, to, network->staging, count * shape_values(shape));
+}
+
+/* Gathers the inputs of the `count` samples in network->batch. */
+static enum status gather_inputs(struct network *network, const struct device_set *set, uint32_t count)
+{
+    const struct train *train = network->train;
+    void *inputs = network->slot->all[0].out;
+    float *values = network->staging ? network->staging : static_cast<float *>(inputs);
+    TRY(batch_gather(train->data, set, network->batch, count, values, network->stream));
+    return network->staging
+               ? put_tensor(network, &train->model->input, network->layers[0].in_last, count, values, inputs)
+               : STATUS_OK;
+}
+
+/* Afterwards, the logits of the last layer are complete. */
 static enum status network_forward(struct network *network, const struct pass *pass)
 {
+    const struct device_layer *last = network_last_layer(network);
     for (uint32_t i = 0; i < network->train->model->layer_count; i++)
         TRY(network->passes[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
-    return STATUS_OK;
+    return last->logits && last->logits != last->out && last->layer->spec.kind != LAYER_LINEAR
+               ? stored_into(pass->precision, &last->layer->out, last->out_last, pass->count, last->out,
+                             last->logits, pass->stream)
+               : STATUS_OK;
+}
+
+/* Computes the loss and the gradient of the logits. In 16 bits, the logits make room for their gradient in
+ * fp32, which is then rounded. */
+static enum status network_loss(struct network *network, const struct pass *pass, uint64_t step)
+{
+    const struct device_layer *last = network_last_layer(network);
+    float *deltas = network->staging ? last->logits : static_cast<float *>(last->out_delta);
+    TRY(loss_take(network->train, last->logits, network->batch, pass, step, deltas, &network->losses));
+    return network->staging ? stored_from(pass->precision, &last->layer->out, last->out_last, pass->count,
+                                          deltas, last->out_delta, pass->stream)
+                            : STATUS_OK;
 }
 
 /* Runs the backward pass of one layer. The backward passes of all later layers must have run before. Each
  * layer overwrites the gradient of its input. If later LAYER_ADD layers also use that input, their
- * backward passes have already run. Their contributions to the gradient are added after the overwrite. */
+ * backward passes have already run. Their contributions to the gradient are added after the overwrite. If the
+ * layer applies the mask of a ReLU, its own values are masked as it stores them, and the contributions
+ * before, as long as the outputs of the ReLU exist. */
 static enum status network_backward_layer(struct network *network, const struct device_layer *self,
                                           const struct pass *pass)
 {
-    bool shared = self->in_delta && self[-1].layer->is_added;
-    if (shared && self->layer->spec.kind == LAYER_POOL) /* pooling writes nothing outside its windows */
-        CUDA_TRY(cudaMemsetAsync(
-            self->in_delta, 0, pass->count * self->layer->in_values * sizeof *self->in_delta, pass->stream));
+    const struct device_layer *before = self - 1, *end = network_last_layer(network) + 1;
+    const uint32_t count = pass->count * (uint32_t)self->layer->in_values;
+    const bool shared = self->in_delta && before->layer->is_added;
+    if (shared && self->relu_before)
+        TRY(visit_adds(before, end, [&](const struct device_layer *add) {
+            return relu_mask(pass, self->in, add->out_delta, count);
+        }));
     TRY(network->passes[self->layer->spec.kind].backward(self, pass));
-    return shared ? added_backward(self - 1, network_last_layer(network) + 1, pass) : STATUS_OK;
+    return shared ? visit_adds(before, end,
+                               [&](const struct device_layer *add) {
+                                   return stored_add(pass, add->out_delta, count, self->in_delta);
+                               })
+                  : STATUS_OK;
 }
 
 /* Runs the backward pass of all layers. If the step has one part, also exchanges the gradients. A rank
@@ -301,20 +475,17 @@ static enum status backward(struct network *network, const struct pass *pass)
 static enum status gather(struct device_engine *engine, const struct device_set *set, uint32_t, bool,
                           uint32_t count)
 {
-    float *inputs = static_cast<struct network *>(engine)->slot->inputs;
-    return batch_gather(engine->train->data, set, engine->batch, count, inputs, engine->stream);
+    return gather_inputs(static_cast<struct network *>(engine), set, count);
 }
 
 /* Computes the gradients of the current batch. If the step has one part, adds up the gradients of all
  * ranks. */
 static enum status compute_gradients(struct network *network, const struct pass *pass, uint64_t number)
 {
-    const struct device_layer *last = network_last_layer(network);
     if (pass->count > 0) {
         RANGE(FORWARD);
         TRY(network_forward(network, pass));
-        TRY(loss_take(network->train, last->out, network->batch, pass, number, last->out_delta,
-                      &network->losses));
+        TRY(network_loss(network, pass, number));
     }
     return backward(network, pass);
 }
@@ -351,7 +522,7 @@ static enum status infer(struct device_engine *engine, uint32_t count, const flo
     struct network *network = static_cast<struct network *>(engine);
     const struct share share = {.first = 0, .count = count, .total = count};
     const struct pass pass = network_pass(network, &share, false, 0);
-    *logits = network_last_layer(network)->out;
+    *logits = network_last_layer(network)->logits;
     return network_forward(network, &pass);
 }
 
@@ -379,15 +550,17 @@ static enum status stage_forward(void *state, const struct micro *micro, const v
     RANGE(FORWARD);
     TRY(device_stage_take(network, micro));
     if (inputs)
-        TRY(device_stage_copy(network, network->slot->inputs, inputs,
-                              micro->count * network->train->model->input_values * sizeof(float)));
+        TRY(put_tensor(network, &network->train->model->input, network->layers[0].in_last, micro->count,
+                       static_cast<const float *>(inputs), network->slot->all[0].out));
     TRY(network_forward(network, &pass));
-    if (outputs)
-        TRY(device_stage_copy(network, outputs, last->out,
-                              micro->count * last->layer->out_values * sizeof(float)));
+    if (outputs && last->logits)
+        TRY(copy(network, static_cast<float *>(outputs), last->logits,
+                 micro->count * last->layer->out_values));
+    else if (outputs)
+        TRY(get_tensor(network, &last->layer->out, last->out_last, micro->count, last->out,
+                       static_cast<float *>(outputs)));
     else
-        TRY(loss_take(network->train, last->out, network->batch, &pass, micro->step, last->out_delta,
-                      &network->losses));
+        TRY(network_loss(network, &pass, micro->step));
     return finish(network);
 }
 
@@ -418,14 +591,14 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
     pass.of = of;
     pass.gradients = adds ? network->added : network->gradients;
     if (deltas)
-        TRY(device_stage_copy(network, last->out_delta, deltas,
-                              micro->count * last->layer->out_values * sizeof(float)));
+        TRY(put_tensor(network, &last->layer->out, last->out_last, micro->count,
+                       static_cast<const float *>(deltas), last->out_delta));
     TRY(stage_gradients(network, &pass));
     if (adds)
         TRY(values_add(network->added, model->arena_values, network->gradients, network->stream));
     if (in_deltas)
-        TRY(device_stage_copy(network, in_deltas, network->slot->all[0].out_delta,
-                              micro->count * model->input_values * sizeof(float)));
+        TRY(get_tensor(network, &model->input, network->layers[0].in_last, micro->count,
+                       network->slot->all[0].out_delta, static_cast<float *>(in_deltas)));
     return finish(network);
 }
 

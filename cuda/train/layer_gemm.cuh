@@ -1,6 +1,6 @@
 /* The GEMMs of layers, in the precision of their pass: multiply.cuh computes fp32, and tensor_multiply()
- * below the other precisions. Each of a convolution's three GEMMs instantiates 16 CUDA kernels (with or
- * without padding, for two tile sizes, in four precisions), and a linear layer 12. For short compile times,
+ * below the other precisions. Each GEMM of a convolution instantiates many CUDA kernels (with or without
+ * padding, for two tile sizes, in four precisions, for both orders of axes). For short compile times,
  * conv.cu, conv_backward.cu, conv_weights.cu and linear.cu have one GEMM or layer each.
  *
  * tensor_multiply() is the GEMM of multiply.cuh on tensor cores, with the same operands, outputs and slices:
@@ -8,8 +8,7 @@
  *     out[row][column] = sum over k of left(row, k) * right(column, k)
  *
  * Both factors are rounded to a format of tensor_tile.cuh before they are stored in shared memory; sums
- * are fp32. Tensors stay in fp32, so layers without GEMMs use the kernels of train-cuda. Any matrix size
- * works.
+ * are fp32. Any matrix size works.
  *
  * The speed is limited by reading the operands, not by arithmetic: values are read one by one, at the
  * addresses that an operand computes. A thread collects 16 bytes (a unit) in the direction in which memory is
@@ -190,41 +189,86 @@ static enum status tensor_multiply(cudaStream_t stream, float *workspace, const 
 
 /* ---- The GEMMs of layers ---- */
 
-/* Launches a GEMM with tiles of 32 * DOWN rows and 64 * ACROSS columns. */
-template <int DOWN, int ACROSS, class Left, class Right, class Into>
+/* Launches a GEMM with tiles of 32 * DOWN rows and 64 * ACROSS columns. Stored tensors among its operands
+ * have type T. */
+template <class T, int DOWN, int ACROSS, class Left, class Right, class Into>
 static enum status multiply_layer(const struct pass *pass, const Left &left, const Right &right,
                                   const Into &into, const struct gemm &size)
 {
     constexpr int ROWS = WARP_ROWS * DOWN, COLUMNS = WARP_SUMS * ACROSS;
-    switch (pass->precision) {
-    case PRECISION_TF32:
+    if constexpr (sizeof(T) < sizeof(float))
+        return tensor_multiply<as_16_bits<T>, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right, into,
+                                                             size);
+    else if (pass->precision == PRECISION_TF32)
         return tensor_multiply<as_tf32, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right, into,
                                                        size);
-    case PRECISION_BF16:
-        return tensor_multiply<as_bf16, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right, into,
-                                                       size);
-    case PRECISION_FP16:
-        return tensor_multiply<as_fp16, ROWS, COLUMNS>(pass->stream, pass->workspace, left, right, into,
-                                                       size);
-    case PRECISION_FP32:
-        break;
-    }
-    return multiply<DOWN, ACROSS>(pass->stream, pass->workspace, left, right, into, size);
+    else
+        return multiply<DOWN, ACROSS>(pass->stream, pass->workspace, left, right, into, size);
 }
 
-/* The GEMM of the forward pass and of the gradient of the input: rows are channels, columns are (sample,
- * position). */
-template <bool PADDED, class Weights>
-static enum status convolve(const struct pass *pass, const Weights &weights, const float *from,
-                            const struct windows &windows, const struct channel_out &into)
+/* A convolution of the tensor `from` that writes `into`, both stored tensors: the forward pass, or the
+ * gradient of the input. */
+struct convolution {
+    const void *from;
+    struct windows windows; /* over `from` */
+    void *into;
+    const float *bias; /* may be NULL */
+    uint32_t channels; /* of `into` */
+    bool relu;
+    const void *above; /* for finish(); may be NULL */
+    bool last;         /* whether `into` is channels last */
+};
+
+/* Rows are channels, columns are (sample, position). */
+template <class T, bool PADDED, class Weights>
+static enum status convolve_first(const struct pass *pass, const Weights &weights,
+                                  const struct convolution &of)
 {
-    const struct gemm size = {.rows = into.channels,
-                              .columns = pass->count * windows.position_count.by,
-                              .depth = windows.tap_count};
-    const window_rows<PADDED> matrix = {from, windows};
-    if (into.channels > WARP_ROWS)
-        return multiply_layer<2, 2>(pass, weights, matrix, into, size);
-    return multiply_layer<1, 2>(pass, weights, matrix, into, size);
+    const struct gemm size = {.rows = of.channels,
+                              .columns = pass->count * of.windows.position_count.by,
+                              .depth = of.windows.tap_count};
+    const window_rows<PADDED, T> matrix = {static_cast<const T *>(of.from), of.windows};
+    const struct channel_out<T> into = {
+        .values = static_cast<T *>(of.into), .bias = of.bias, .channels = of.channels,
+        .positions = of.windows.position_count, .relu = of.relu, .above = static_cast<const T *>(of.above)
+    };
+    if (of.channels > WARP_ROWS)
+        return multiply_layer<T, 2, 2>(pass, weights, matrix, into, size);
+    return multiply_layer<T, 1, 2>(pass, weights, matrix, into, size);
+}
+
+/* Rows are (sample, position), columns are channels. */
+template <class T, bool PADDED, class Weights>
+static enum status convolve_last(const struct pass *pass, const Weights &weights,
+                                 const struct convolution &of)
+{
+    const struct gemm size = {.rows = pass->count * of.windows.position_count.by,
+                              .columns = of.channels,
+                              .depth = of.windows.tap_count};
+    const window_rows<PADDED, T> matrix = {static_cast<const T *>(of.from), of.windows};
+    const struct matrix_out<T> into = {
+        .values = static_cast<T *>(of.into), .bias = of.bias, .stride = of.channels, .relu = of.relu,
+        .above = static_cast<const T *>(of.above)
+    };
+    if (of.channels > WARP_ROWS)
+        return tensor_multiply<as_16_bits<T>, 128, 64>(pass->stream, pass->workspace, matrix, weights, into,
+                                                       size);
+    return tensor_multiply<as_16_bits<T>, 128, 32>(pass->stream, pass->workspace, matrix, weights, into,
+                                                   size);
+}
+
+template <class Weights>
+static enum status convolve(const struct pass *pass, const Weights &weights, const struct convolution &of)
+{
+    return with_stored(pass->precision, [&](auto type) {
+        typedef decltype(type) T;
+        if constexpr (sizeof(T) < sizeof(float))
+            if (of.last)
+                return of.windows.padded ? convolve_last<T, true>(pass, weights, of)
+                                         : convolve_last<T, false>(pass, weights, of);
+        return of.windows.padded ? convolve_first<T, true>(pass, weights, of)
+                                 : convolve_first<T, false>(pass, weights, of);
+    });
 }
 
 /* Writes the gradient of the weights to pass->gradients, as [out channel][in channel, tap]. */

@@ -10,43 +10,67 @@
 #define DOWN   2
 #define ACROSS 1
 
-enum status linear_forward(const struct device_layer *layer, const struct pass *pass)
+template <class T, class Out>
+static enum status forward(const struct device_layer *layer, const struct pass *pass, Out *values)
 {
     const struct layer *linear = layer->layer;
     uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
-    const matrix<true> samples = {layer->in, in}, weights = {pass->parameters + linear->weight, in};
-    const struct matrix_out into = {
-        .values = layer->out, .bias = pass->parameters + linear->bias, .stride = out, .relu = layer->relu};
-    return multiply_layer<DOWN, ACROSS>(pass, samples, weights, into,
-                                        {.rows = pass->count, .columns = out, .depth = in});
+    const matrix<true, T> samples = {static_cast<const T *>(layer->in), in};
+    const matrix<true> weights = {pass->parameters + linear->weight, in};
+    const struct matrix_out<Out> into = {
+        .values = values, .bias = pass->parameters + linear->bias, .stride = out, .relu = layer->relu,
+        .above = nullptr
+    };
+    return multiply_layer<T, DOWN, ACROSS>(pass, samples, weights, into,
+                                           {.rows = pass->count, .columns = out, .depth = in});
 }
 
+enum status linear_forward(const struct device_layer *layer, const struct pass *pass)
+{
+    return with_stored(pass->precision, [&](auto type) {
+        typedef decltype(type) T;
+        return layer->logits ? forward<T>(layer, pass, layer->logits)
+                             : forward<T>(layer, pass, static_cast<T *>(layer->out));
+    });
+}
+
+template <class T>
 static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct layer *linear = layer->layer;
     uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
-    const matrix<true> deltas = {layer->out_delta, out};
+    const matrix<true, T> deltas = {static_cast<const T *>(layer->out_delta), out};
     const matrix<false> weights = {pass->parameters + linear->weight, in};
-    const struct matrix_out into = {
-        .values = layer->in_delta, .stride = in, .above = layer->relu_before ? layer->in : nullptr};
-    return multiply_layer<DOWN, ACROSS>(pass, deltas, weights, into,
-                                        {.rows = pass->count, .columns = in, .depth = out});
+    const struct matrix_out<T> into = {
+        .values = static_cast<T *>(layer->in_delta), .bias = nullptr, .stride = in, .relu = false,
+        .above = static_cast<const T *>(layer->relu_before ? layer->in : nullptr)
+    };
+    return multiply_layer<T, DOWN, ACROSS>(pass, deltas, weights, into,
+                                           {.rows = pass->count, .columns = in, .depth = out});
 }
 
+template <class T>
 static enum status weights_backward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct layer *linear = layer->layer;
     uint32_t in = (uint32_t)linear->in_values, out = (uint32_t)linear->out_values;
-    const matrix<false> deltas = {layer->out_delta, out}, samples = {layer->in, in};
-    const struct matrix_out into = {.values = pass->gradients + linear->weight, .stride = in};
+    const matrix<false, T> deltas = {static_cast<const T *>(layer->out_delta), out},
+                           samples = {static_cast<const T *>(layer->in), in};
+    const struct matrix_out<float> into = {
+        .values = pass->gradients + linear->weight, .stride = in
+    };
     TRY(bias_backward(layer, pass));
-    return multiply_layer<DOWN, ACROSS>(pass, deltas, samples, into,
-                                        {.rows = out, .columns = in, .depth = pass->count});
+    return multiply_layer<T, DOWN, ACROSS>(pass, deltas, samples, into,
+                                           {.rows = out, .columns = in, .depth = pass->count});
 }
 
+/* The gradients of the parameters come first, because in_delta may have the memory of `in`. */
 enum status linear_backward(const struct device_layer *layer, const struct pass *pass)
 {
-    if (pass->of & GRADIENTS_OF_WEIGHTS)
-        TRY(weights_backward(layer, pass));
-    return layer->in_delta && pass->of & GRADIENTS_OF_INPUTS ? input_backward(layer, pass) : STATUS_OK;
+    return with_stored(pass->precision, [&](auto type) {
+        typedef decltype(type) T;
+        if (pass->of & GRADIENTS_OF_WEIGHTS)
+            TRY(weights_backward<T>(layer, pass));
+        return layer->in_delta && pass->of & GRADIENTS_OF_INPUTS ? input_backward<T>(layer, pass) : STATUS_OK;
+    });
 }

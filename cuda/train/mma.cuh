@@ -129,6 +129,14 @@ static __device__ __forceinline__ void copy_async16(void *to, const void *from, 
         "l"(from), "r"(inside ? 16 : 0));
 }
 
+/* Copies like copy_async16(), but through L1, for values that neighbouring threads or blocks read again. */
+static __device__ __forceinline__ void copy_async16_cached(void *to, const void *from, bool inside)
+{
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from), "r"(inside ? 16 : 0));
+}
+
 /* Combines this thread's copies since the previous call into one group, for copy_wait(). */
 static __device__ __forceinline__ void copy_commit(void)
 {

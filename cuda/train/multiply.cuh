@@ -38,7 +38,7 @@ struct gemm {
 };
 
 /* Stores the sums of this block's slice. */
-static __device__ __forceinline__ matrix_out slice_out(float *slices, const struct gemm &size)
+static __device__ __forceinline__ matrix_out<float> slice_out(float *slices, const struct gemm &size)
 {
     return {.values = slices + (size_t)blockIdx.z * size.rows * size.columns, .stride = size.columns};
 }

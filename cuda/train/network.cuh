@@ -14,27 +14,44 @@
 
 #define BLOCK 256 /* threads per block of kernels with one element per thread */
 
-/* Format of GEMM operands; sums and all tensors are fp32. */
+/* Format of GEMM operands. Sums, parameters and their gradients are fp32. Tensors between layers are stored
+ * in 16 bits if GEMM operands have 16 bits, otherwise in fp32. */
 enum precision { PRECISION_FP32, PRECISION_TF32, PRECISION_BF16, PRECISION_FP16 };
 
-/* A layer and its tensors, each (batch, ...). ReLU and dropout run in place: `in` equals `out`, and in_delta
- * equals out_delta. */
+/* Returns the size of a stored value. */
+static inline size_t stored_bytes(enum precision precision)
+{
+    return precision == PRECISION_BF16 || precision == PRECISION_FP16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+/* Calls `visit` with a value of the type in which tensors are stored. */
+template <class Visit> static inline enum status with_stored(enum precision precision, const Visit &visit)
+{
+    return precision == PRECISION_BF16   ? visit(__nv_bfloat16())
+           : precision == PRECISION_FP16 ? visit(__half())
+                                         : visit(float());
+}
+
+/* A layer and its tensors, each (batch, ...), in the type of with_stored(). ReLU and dropout run in place:
+ * `in` equals `out`, and in_delta equals out_delta. */
 struct device_layer {
     const struct layer *layer;
-    float *in, *out;
-    /* Gradients of the loss with respect to `in` and `out`. in_delta is NULL if it is not needed. */
-    float *in_delta, *out_delta;
+    void *in, *out;
+    /* Gradients of the loss with respect to `in` and `out`. in_delta is NULL if it is not needed. A gradient
+     * may have the memory of its tensor, as no value of the tensor is needed after the gradient is stored:
+     * see open_deltas() in engine.cu. */
+    void *in_delta, *out_delta;
+    bool in_last, out_last; /* whether `in` and `out` are channels last (stored.cuh); never in fp32 */
+    float *logits;          /* last layer only: gets the outputs, in fp32, instead of `out` */
     /* A ReLU is fused into its neighbours where possible. In the forward pass, the preceding layer applies it
-     * if that layer has a GEMM or is an addition. In the backward pass, the next layer applies the ReLU's
-     * mask if that layer has a GEMM or is a pooling layer. share_relu() in engine.cu has an exception.
-     */
+     * if that layer has a GEMM or is an addition. In the backward pass, the next layer that does not run in
+     * place applies the ReLU's mask, unless that layer is an addition. */
     bool relu;        /* the forward pass of this layer also applies the ReLU after it */
     bool relu_before; /* the backward pass also applies the mask of the ReLU before this layer */
     bool forward_done, backward_done; /* ReLU only: a neighbour computes this pass */
     struct windows forward, backward; /* convolution only: windows over `in`, and over `out_delta` */
-    uint32_t *largest;                /* pooling only: per output, the index of the maximum in its sample */
+    uint8_t *largest;                 /* pooling only: per output, the maximum's index in its window */
     struct {                          /* only convolutions that packed_conv.cu computes; otherwise NULL */
-        uint16_t *in, *deltas;        /* 16-bit copies, (sample, position, channel) */
         uint16_t *weights, *opposite; /* (out, tap, in), and (in, opposite tap, out) */
     } packed;
     const struct device_layer *added; /* LAYER_ADD only: the earlier layer whose output is added */
@@ -180,20 +197,38 @@ enum status conv_forward(const struct device_layer *layer, const struct pass *pa
 enum status conv_backward(const struct device_layer *layer, const struct pass *pass);
 enum status linear_forward(const struct device_layer *layer, const struct pass *pass);
 enum status linear_backward(const struct device_layer *layer, const struct pass *pass);
-/* Convolutions in 16-bit formats (packed_conv.cu). packed_prepare() allocates layer->packed if the precision
- * and the channel counts of the convolution are suitable. */
-enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch,
+/* Returns whether packed_conv.cu computes a convolution whose tensors are channels last. */
+bool packed_takes(const struct layer *conv, enum precision precision);
+/* Convolutions in 16-bit formats (packed_conv.cu). packed_prepare() allocates layer->packed if both tensors
+ * of the convolution are channels last and packed_takes(). */
+enum status packed_prepare(struct device_layer *layer, enum precision precision,
                            struct allocations *allocations);
 enum status packed_forward(const struct device_layer *layer, const struct pass *pass);
 enum status packed_backward(const struct device_layer *layer, const struct pass *pass);
 
-/* Call after the next layer has stored layer->out_delta. Adds to layer->out_delta, in order, the gradients of
- * all LAYER_ADD layers before `end` that use this layer's output. */
-enum status added_backward(const struct device_layer *layer, const struct device_layer *end,
-                           const struct pass *pass);
+/* Calls `visit` for all LAYER_ADD layers before `end` that use the output of `layer`, in order. */
+template <class Visit>
+static inline enum status visit_adds(const struct device_layer *layer, const struct device_layer *end,
+                                     const Visit &visit)
+{
+    for (const struct device_layer *add = layer + 1; add < end; add++)
+        if (add->added == layer)
+            TRY(visit(add));
+    return STATUS_OK;
+}
 
-/* Zeroes each element of `deltas` where the element of `values` (a ReLU's output) is not positive. */
-enum status relu_mask(const float *values, float *deltas, uint32_t count, cudaStream_t stream);
+/* Adds `count` values of `from` to those of `to`; both are stored tensors. */
+enum status stored_add(const struct pass *pass, const void *from, uint32_t count, void *to);
+
+/* Zeroes each element of `deltas` where the element of `values` (a ReLU's output) is not positive; both are
+ * stored tensors. */
+enum status relu_mask(const struct pass *pass, const void *values, void *deltas, uint32_t count);
+
+/* Convert a batch of `count` samples between a stored tensor and fp32 values in C order. */
+enum status stored_from(enum precision precision, const struct shape *shape, bool last, uint32_t count,
+                        const float *from, void *to, cudaStream_t stream);
+enum status stored_into(enum precision precision, const struct shape *shape, bool last, uint32_t count,
+                        const void *from, float *to, cudaStream_t stream);
 
 /* Computes the gradient of the layer's bias: the sum of layer->out_delta over samples and positions. */
 enum status bias_backward(const struct device_layer *layer, const struct pass *pass);
@@ -308,7 +343,7 @@ struct device_losses {
  * the loss scale if there is one. Adds the batch to losses->totals. A sample whose label is DATA_MASKED does
  * not count, and its part of a mixture has weight 0. If the loss is not finite, records `step`
  * in bad_step, unless an earlier step is recorded there. With loss scaling, only NaN is bad, because loss
- * scaling handles overflows to Inf. */
+ * scaling handles overflows to Inf. `deltas` may be `logits`. */
 enum status loss_take(const struct train *train, const float *logits, const struct device_batch *batch,
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses);

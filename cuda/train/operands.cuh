@@ -6,14 +6,16 @@
  * per tile and point. If ALONG_DEPTH is true, the next element in memory is the next point; otherwise it is
  * the next line. All offsets are below 2^31 (check_size() in engine.cu checks this).
  *
- * A tensor of activations is (sample, channel, depth, height, width). A "position" is (depth, height, width)
- * in a sample. In the GEMMs of a convolution, except for the gradient of the weights, a column is a sample
- * and a position. */
+ * A tensor of activations is (sample, channel, depth, height, width), or channels last (stored.cuh). A
+ * "position" is (depth, height, width) in a sample. In the GEMMs of a convolution, except for the gradient of
+ * the weights, a column is a sample and a position; if the result is channels last, a row. */
 #ifndef FDSL_CUDA_TRAIN_OPERANDS_CUH
 #define FDSL_CUDA_TRAIN_OPERANDS_CUH
 
 #include <cuda_runtime.h>
 #include <stdint.h>
+
+#include "train/stored.cuh"
 
 #ifndef __CUDACC__
 /* Files without kernels are compiled as C++ (HOST_CU in the Makefile). They never call these functions. */
@@ -44,11 +46,11 @@ static inline struct divider divider_of(uint32_t by)
 /* ---- Operands ---- */
 
 /* A matrix that is stored row by row. If ALONG, a line is a row; otherwise a line is a column. */
-template <bool ALONG> struct matrix {
+template <bool ALONG, class T = float> struct matrix {
     static constexpr bool ALONG_DEPTH = ALONG;
-    typedef const float *line;
+    typedef const T *line;
     typedef uint32_t point;
-    const float *values;
+    const T *values;
     uint32_t stride; /* distance in values between lines if ALONG, otherwise between points */
 
     __device__ line line_at(uint32_t i) const
@@ -61,7 +63,7 @@ template <bool ALONG> struct matrix {
     }
     static __device__ float value(line from, point at)
     {
-        return __ldg(from + at);
+        return to_float(__ldg(from + at));
     }
 };
 
@@ -84,19 +86,19 @@ struct windows {
 };
 
 /* A window: the address of its position in a sample, and the bits of the taps that are inside the tensor. */
-struct window_position {
-    const float *values;
+template <class T> struct window_position {
+    const T *values;
     uint32_t bits;
 };
 
 /* Returns the value that a tap reads at a position. */
-template <bool PADDED>
-static __device__ __forceinline__ float window_value(const struct window_position &position,
+template <bool PADDED, class T>
+static __device__ __forceinline__ float window_value(const struct window_position<T> &position,
                                                      const struct window_part &tap)
 {
     if (PADDED && (~position.bits & tap.bits) != 0)
         return 0;
-    return __ldg(position.values + tap.offset);
+    return to_float(__ldg(position.values + tap.offset));
 }
 
 static __device__ __forceinline__ struct window_part read_part(const struct window_part *from)
@@ -106,20 +108,21 @@ static __device__ __forceinline__ struct window_part read_part(const struct wind
 }
 
 /* Returns the window of column i. A column is a sample and a position. */
-static __device__ __forceinline__ struct window_position position_at(const struct windows &windows,
-                                                                     const float *values, uint32_t i)
-{
+template <class T>
+static __device__ __forceinline__ struct window_position<T> position_at(const struct windows &windows,
+                                                                        const T *values, uint32_t i) {
     uint32_t sample = windows.position_count.quotient(i);
     struct window_part part = read_part(&windows.positions[i - sample * windows.position_count.by]);
     return {values + ((int32_t)(sample * windows.sample_values) + part.offset), part.bits};
 }
 
 /* All windows as a matrix that is never stored: a line is (sample, position), a point is a weight. */
-template <bool PADDED> struct window_rows {
+template <bool PADDED, class T>
+struct window_rows {
     static constexpr bool ALONG_DEPTH = false;
-    typedef struct window_position line;
+    typedef struct window_position<T> line;
     typedef struct window_part point;
-    const float *values;
+    const T *values;
     struct windows windows;
 
     __device__ line line_at(uint32_t i) const
@@ -132,7 +135,7 @@ template <bool PADDED> struct window_rows {
     }
     static __device__ float value(const line &position, const point &tap)
     {
-        return window_value<PADDED>(position, tap);
+        return window_value<PADDED, T>(position, tap);
     }
 };
 
@@ -147,9 +150,10 @@ static __device__ __forceinline__ void put_four(const Into &into, bool together,
 {
     if (together && column < columns) { /* `columns` is then also a multiple of 4 */
         size_t at = into.index(row, column);
-        *reinterpret_cast<float4 *>(into.values + at) = make_float4(
-            into.finished(row, column, sums[0], at), into.finished(row, column + 1, sums[1], at + 1),
-            into.finished(row, column + 2, sums[2], at + 2), into.finished(row, column + 3, sums[3], at + 3));
+        store_four(into.values + at, make_float4(into.finished(row, column, sums[0], at),
+                                                 into.finished(row, column + 1, sums[1], at + 1),
+                                                 into.finished(row, column + 2, sums[2], at + 2),
+                                                 into.finished(row, column + 3, sums[3], at + 3)));
     }
     for (int j = 0; !together && j < 4; j++)
         if (column + j < columns)
@@ -158,21 +162,23 @@ static __device__ __forceinline__ void put_four(const Into &into, bool together,
 
 /* Finishes a sum: adds bias[i] unless `bias` is NULL, then applies ReLU if `relu`. `above` is NULL, or the
  * output of a preceding ReLU for a backward pass: the result is 0 if above[at] is not positive. NaN passes
- * through. */
+ * through. `above` may be the array that gets the result. */
+template <class T>
 static __device__ __forceinline__ float finish(float sum, const float *bias, uint32_t i, bool relu,
-                                               const float *above, size_t at)
+                                               const T *above, size_t at)
 {
     float value = bias ? sum + __ldg(bias + i) : sum;
-    return (relu && value <= 0) || (above && above[at] <= 0) ? 0 : value;
+    return (relu && value <= 0) || (above && to_float(above[at]) <= 0) ? 0 : value;
 }
 
-/* Stores a matrix, with one bias per column. */
-struct matrix_out {
-    float *values;
+/* Stores a matrix, with one bias per column. A channels-last tensor is a matrix whose rows are (sample,
+ * position). */
+template <class T> struct matrix_out {
+    T *values;
     const float *bias; /* may be NULL */
     uint32_t stride;
     bool relu;
-    const float *above; /* for finish(), in the layout of `values`; may be NULL */
+    const T *above; /* for finish(), in the layout of `values`; may be NULL */
 
     __device__ size_t index(uint32_t row, uint32_t column) const
     {
@@ -185,7 +191,7 @@ struct matrix_out {
     __device__ void put_one(uint32_t row, uint32_t column, float sum) const
     {
         size_t at = index(row, column);
-        values[at] = finished(row, column, sum, at);
+        store(values + at, finished(row, column, sum, at));
     }
     __device__ void put(uint32_t row, uint32_t column, uint32_t columns, const float sums[4]) const
     {
@@ -194,13 +200,13 @@ struct matrix_out {
 };
 
 /* Stores a tensor of activations. A row is a channel, with one bias; a column is (sample, position). */
-struct channel_out {
-    float *values;
+template <class T> struct channel_out {
+    T *values;
     const float *bias; /* may be NULL */
     uint32_t channels;
     struct divider positions;
     bool relu;
-    const float *above; /* for finish(), in the layout of `values`; may be NULL */
+    const T *above; /* for finish(), in the layout of `values`; may be NULL */
 
     __device__ size_t index(uint32_t channel, uint32_t column) const
     {
@@ -210,7 +216,7 @@ struct channel_out {
     __device__ void put_one(uint32_t channel, uint32_t column, float sum) const
     {
         size_t at = index(channel, column);
-        values[at] = finish(sum, bias, channel, relu, above, at);
+        store(values + at, finish(sum, bias, channel, relu, above, at));
     }
     /* This function has few instructions, because it is inlined once per four sums of a thread. Values that
      * the four sums share are read once. If the sums are not adjacent in memory, a loop stores them; it is
@@ -230,10 +236,9 @@ struct channel_out {
     {
         size_t at = index(channel, column);
         float own = bias ? __ldg(bias + channel) : 0;
-        float4 gate = above ? *reinterpret_cast<const float4 *>(above + at) : make_float4(1, 1, 1, 1);
-        *reinterpret_cast<float4 *>(values + at) =
-            make_float4(gated(sums[0] + own, gate.x), gated(sums[1] + own, gate.y),
-                        gated(sums[2] + own, gate.z), gated(sums[3] + own, gate.w));
+        float4 gate = above ? load_four(above + at) : make_float4(1, 1, 1, 1);
+        store_four(values + at, make_float4(gated(sums[0] + own, gate.x), gated(sums[1] + own, gate.y),
+                                            gated(sums[2] + own, gate.z), gated(sums[3] + own, gate.w)));
     }
     __device__ float gated(float value, float gate) const
     {

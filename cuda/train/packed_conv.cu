@@ -1,8 +1,6 @@
 /* Forward and backward passes of convolutions in 16-bit formats, for channel counts that are multiples of 8.
- * Operands are packed as (sample, position, channel), or "NHWC", so that 16 bytes are eight adjacent channels
- * of a position. cp.async copies the windows of a convolution directly into shared memory, bypassing
- * registers. Each tensor is packed before the first GEMM that reads it. The results are fp32 tensors, so no
- * other layer is affected.
+ * Tensors are channels last, so that 16 bytes are eight adjacent channels of a position. cp.async copies the
+ * windows of a convolution directly into shared memory, bypassing registers.
  *
  * Weights are ordered as (tap, channel). The sums of a convolution run in this order, and the columns of its
  * weight gradient have this order. The sums have the same terms as in conv.cu, in another order. */
@@ -42,26 +40,24 @@ struct packed_matrix {
     }
 };
 
-/* The windows over a packed tensor. A row is an output position of the convolution; a unit is a tap and eight
- * channels. `windows` describes the unpacked tensor. Its first taps, those of channel 0, give the offsets. */
+/* The windows over a channels-last tensor. A row is an output position of the convolution; a unit is a tap
+ * and eight channels. The first taps of `windows`, those of channel 0, give the offsets. */
 struct packed_windows {
     const uint16_t *values;
     struct windows windows;
-    uint32_t channels;
     struct divider units; /* units per tap */
 
     __device__ __forceinline__ struct packed_row row(uint32_t i) const
     {
         uint32_t sample = windows.position_count.quotient(i);
         struct window_part part = read_part(&windows.positions[i - sample * windows.position_count.by]);
-        return {values + ((int32_t)(sample * windows.sample_values) + part.offset * (int32_t)channels),
-                part.bits};
+        return {values + ((int32_t)(sample * windows.sample_values) + part.offset), part.bits};
     }
     __device__ __forceinline__ struct packed_unit unit(uint32_t u) const
     {
         uint32_t tap = units.quotient(u);
         struct window_part part = read_part(&windows.taps[tap]);
-        return {part.offset * (int32_t)channels + (int32_t)((u - tap * units.by) * PACKED_UNIT), part.bits};
+        return {part.offset + (int32_t)((u - tap * units.by) * PACKED_UNIT), part.bits};
     }
 };
 
@@ -73,9 +69,7 @@ static __device__ __forceinline__ void copy_unit(uint4 *to, const struct packed_
                                                  bool inside)
 {
     inside = inside && (~row.bits & unit.bits) == 0;
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(inside ? row.values + unit.offset : valid), "r"(inside ? 16 : 0));
+    copy_async16_cached(to, inside ? row.values + unit.offset : valid, inside);
 }
 
 /* ---- Global memory to tiles ---- */
@@ -202,71 +196,23 @@ static enum status packed_multiply(cudaStream_t stream, float *workspace, const 
 
 /* ---- Memory ---- */
 
-static bool is_packed(const struct layer *conv, enum precision precision)
+bool packed_takes(const struct layer *conv, enum precision precision)
 {
     return (precision == PRECISION_BF16 || precision == PRECISION_FP16) &&
            conv->in.channels % PACKED_UNIT == 0 && conv->out.channels % PACKED_UNIT == 0;
 }
 
-enum status packed_prepare(struct device_layer *layer, enum precision precision, uint32_t batch,
+enum status packed_prepare(struct device_layer *layer, enum precision precision,
                            struct allocations *allocations)
 {
     const struct layer *conv = layer->layer;
-    if (!is_packed(conv, precision))
+    if (!packed_takes(conv, precision) || !layer->in_last || !layer->out_last)
         return STATUS_OK;
-    TRY(allocate(allocations, &layer->packed.in, batch * conv->in_values));
     TRY(allocate(allocations, &layer->packed.weights, conv->weight_values));
-    if (!layer->out_delta)
-        return STATUS_OK;
-    TRY(allocate(allocations, &layer->packed.deltas, batch * conv->out_values));
-    return allocate(allocations, &layer->packed.opposite, conv->weight_values);
+    return layer->in_delta ? allocate(allocations, &layer->packed.opposite, conv->weight_values) : STATUS_OK;
 }
 
-/* ---- Packing ---- */
-
-/* Number of adjacent positions that adjacent threads pack. The threads read 64 contiguous bytes. */
-#define PACKED_POSITIONS 16
-
-struct pack_plan {
-    uint32_t count;        /* number of threads */
-    uint32_t positions;    /* per sample */
-    struct divider units;  /* units of eight channels, per position */
-    struct divider groups; /* groups of PACKED_POSITIONS positions per sample, rounded up */
-};
-
-/* A thread packs eight channels of one position. Consecutive threads take PACKED_POSITIONS consecutive
- * positions, then the next eight channels, so reads and writes cover whole sectors. */
-template <class Format>
-static __global__ void pack_kernel(const struct pack_plan plan, const float *from, uint4 *to)
-{
-    uint32_t i = own_element(), rest = i / PACKED_POSITIONS;
-    uint32_t outer = plan.units.quotient(rest), unit = rest - outer * plan.units.by;
-    uint32_t sample = plan.groups.quotient(outer);
-    uint32_t position = (outer - sample * plan.groups.by) * PACKED_POSITIONS + i % PACKED_POSITIONS;
-    if (i >= plan.count || position >= plan.positions)
-        return;
-    const float *first =
-        from + (size_t)(sample * plan.units.by + unit) * PACKED_UNIT * plan.positions + position;
-    float values[PACKED_UNIT];
-#pragma unroll
-    for (int j = 0; j < PACKED_UNIT; j++)
-        values[j] = __ldg(first + j * plan.positions);
-    to[((size_t)sample * plan.positions + position) * plan.units.by + unit] = Format::pack(values);
-}
-
-template <class Format>
-static enum status pack(const struct pass *pass, const struct shape *shape, const float *from, uint16_t *to)
-{
-    uint32_t positions = (uint32_t)(shape_values(shape) / shape->channels);
-    uint32_t units = shape->channels / PACKED_UNIT, groups = (positions - 1) / PACKED_POSITIONS + 1;
-    const struct pack_plan plan = {.count = pass->count * units * groups * PACKED_POSITIONS,
-                                   .positions = positions,
-                                   .units = divider_of(units),
-                                   .groups = divider_of(groups)};
-    pack_kernel<Format>
-        <<<blocks_for(plan.count), BLOCK, 0, pass->stream>>>(plan, from, reinterpret_cast<uint4 *>(to));
-    return CUDA_LAUNCHED("pack_kernel");
-}
+/* ---- Weights ---- */
 
 /* Copies weights (out, in, tap) to (out, tap, in) and, unless `opposite` is NULL, to (in, opposite tap, out)
  * for the backward pass. */
@@ -302,56 +248,54 @@ static enum status pack_weights(const struct device_layer *layer, const struct p
     return CUDA_LAUNCHED("pack_weights_kernel");
 }
 
-/* ---- Forward, and gradient of the input: rows are channels, columns are (sample, position) ---- */
+/* ---- Forward, and gradient of the input: rows are (sample, position), columns are channels ---- */
 
-static struct packed_windows windows_over(const uint16_t *values, const struct windows *windows,
+static struct packed_windows windows_over(const void *tensor, const struct windows *windows,
                                           uint32_t channels)
 {
-    return {.values = values,
+    return {.values = static_cast<const uint16_t *>(tensor),
             .windows = *windows,
-            .channels = channels,
             .units = divider_of(channels / PACKED_UNIT)};
 }
 
-template <class Format>
+template <class T>
 static enum status convolve(const struct pass *pass, const uint16_t *weights,
-                            const struct packed_windows &windows, const struct channel_out &into)
+                            const struct packed_windows &windows, const struct matrix_out<T> &into)
 {
-    const struct gemm size = {.rows = into.channels,
-                              .columns = pass->count * windows.windows.position_count.by,
+    typedef struct as_16_bits<T> format;
+    const struct gemm size = {.rows = pass->count * windows.windows.position_count.by,
+                              .columns = into.stride,
                               .depth = windows.windows.tap_count};
     const struct packed_matrix matrix = {weights, size.depth};
-    if (into.channels > 32)
-        return packed_multiply<Format, false, 64, 128>(pass->stream, pass->workspace, matrix, windows, into,
+    if (size.columns > 32)
+        return packed_multiply<format, false, 128, 64>(pass->stream, pass->workspace, windows, matrix, into,
                                                        size);
-    return packed_multiply<Format, false, 32, 128>(pass->stream, pass->workspace, matrix, windows, into,
+    return packed_multiply<format, false, 128, 32>(pass->stream, pass->workspace, windows, matrix, into,
                                                    size);
 }
 
-template <class Format> static enum status forward(const struct device_layer *layer, const struct pass *pass)
+template <class T> static enum status forward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct layer *conv = layer->layer;
-    TRY(pack_weights<Format>(layer, pass));
-    TRY(pack<Format>(pass, &conv->in, layer->in, layer->packed.in));
-    return convolve<Format>(pass, layer->packed.weights,
-                            windows_over(layer->packed.in, &layer->forward, conv->in.channels),
-                            {.values = layer->out,
-                             .bias = pass->parameters + conv->bias,
-                             .channels = conv->out.channels,
-                             .positions = layer->forward.position_count,
-                             .relu = layer->relu});
+    const struct matrix_out<T> into = {
+        .values = static_cast<T *>(layer->out), .bias = pass->parameters + conv->bias,
+        .stride = conv->out.channels, .relu = layer->relu, .above = nullptr
+    };
+    TRY(pack_weights<as_16_bits<T>>(layer, pass));
+    return convolve(pass, layer->packed.weights, windows_over(layer->in, &layer->forward, conv->in.channels),
+                    into);
 }
 
-template <class Format>
+template <class T>
 static enum status input_backward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct layer *conv = layer->layer;
-    return convolve<Format>(pass, layer->packed.opposite,
-                            windows_over(layer->packed.deltas, &layer->backward, conv->out.channels),
-                            {.values = layer->in_delta,
-                             .channels = conv->in.channels,
-                             .positions = layer->backward.position_count,
-                             .above = layer->relu_before ? layer->in : nullptr});
+    const struct matrix_out<T> into = {
+        .values = static_cast<T *>(layer->in_delta), .bias = nullptr, .stride = conv->in.channels,
+        .relu = false, .above = static_cast<const T *>(layer->relu_before ? layer->in : nullptr)
+    };
+    return convolve(pass, layer->packed.opposite,
+                    windows_over(layer->out_delta, &layer->backward, conv->out.channels), into);
 }
 
 /* ---- Gradient of the weights: rows are output channels, columns are (tap, channel) ---- */
@@ -378,35 +322,34 @@ template <class Format>
 static enum status weights_backward(const struct device_layer *layer, const struct pass *pass)
 {
     const struct layer *conv = layer->layer;
-    const struct packed_matrix deltas = {layer->packed.deltas, conv->out.channels};
+    const struct packed_matrix deltas = {static_cast<const uint16_t *>(layer->out_delta), conv->out.channels};
     const struct weights_out into = {.values = pass->gradients + conv->weight,
                                      .channels = divider_of(conv->in.channels),
                                      .taps = taps_of(conv)};
-    return packed_multiply<Format, true, 64, 96>(
-        pass->stream, pass->workspace, deltas,
-        windows_over(layer->packed.in, &layer->forward, conv->in.channels), into,
-        {.rows = conv->out.channels,
-         .columns = layer->forward.tap_count,
-         .depth = pass->count * layer->forward.position_count.by});
+    return packed_multiply<Format, true, 64, 96>(pass->stream, pass->workspace, deltas,
+                                                 windows_over(layer->in, &layer->forward, conv->in.channels),
+                                                 into,
+                                                 {.rows = conv->out.channels,
+                                                  .columns = layer->forward.tap_count,
+                                                  .depth = pass->count * layer->forward.position_count.by});
 }
 
-template <class Format> static enum status backward(const struct device_layer *layer, const struct pass *pass)
+/* The gradient of the weights comes first, because in_delta may have the memory of `in`. */
+template <class T> static enum status backward(const struct device_layer *layer, const struct pass *pass)
 {
-    if (pass->of & GRADIENTS_OF_INPUTS) /* a later pass of GRADIENTS_OF_WEIGHTS uses the packed deltas */
-        TRY(pack<Format>(pass, &layer->layer->out, layer->out_delta, layer->packed.deltas));
     if (pass->of & GRADIENTS_OF_WEIGHTS)
-        TRY(weights_backward<Format>(layer, pass));
-    return layer->in_delta && pass->of & GRADIENTS_OF_INPUTS ? input_backward<Format>(layer, pass)
-                                                             : STATUS_OK;
+        TRY(weights_backward<as_16_bits<T>>(layer, pass));
+    return layer->in_delta && pass->of & GRADIENTS_OF_INPUTS ? input_backward<T>(layer, pass) : STATUS_OK;
 }
 
 enum status packed_forward(const struct device_layer *layer, const struct pass *pass)
 {
-    return pass->precision == PRECISION_BF16 ? forward<as_bf16>(layer, pass) : forward<as_fp16>(layer, pass);
+    return pass->precision == PRECISION_BF16 ? forward<__nv_bfloat16>(layer, pass)
+                                             : forward<__half>(layer, pass);
 }
 
 enum status packed_backward(const struct device_layer *layer, const struct pass *pass)
 {
-    return pass->precision == PRECISION_BF16 ? backward<as_bf16>(layer, pass)
-                                             : backward<as_fp16>(layer, pass);
+    return pass->precision == PRECISION_BF16 ? backward<__nv_bfloat16>(layer, pass)
+                                             : backward<__half>(layer, pass);
 }
