@@ -1146,13 +1146,13 @@ enum status trainer_probe(void *state)
     return trainer_totals(trainer, &unused);
 }
 
-/* Before the measurement: the JPEG engines of a GPU take about two seconds and a hundred steps to reach their
- * rate, and the first steps wait because no batch is prepared. Slow steps end this after PROBE_WARM_MOST_S.
- */
-#define PROBE_WARM_S      2.0
+/* Before the measurement, the first steps wait because no batch is prepared. The JPEG engines of a GPU take
+ * about two seconds and a hundred steps to reach their rate; slow steps end this after PROBE_WARM_MOST_S. */
+#define PROBE_WARM_S      0.6
+#define PROBE_WARM_LEAST  4 /* steps */
+#define PROBE_WARM_GPU_S  2.0
 #define PROBE_WARM_STEPS  100
 #define PROBE_WARM_MOST_S 3.0
-#define PROBE_WARM_LEAST  4   /* steps */
 #define PROBE_PARTS       4   /* measured parts */
 #define PROBE_DROPPED     1   /* parts that do not count */
 #define PROBE_PART_S      0.6 /* duration of a part at least: the device idles before each */
@@ -1199,11 +1199,14 @@ static enum status probe_steps(struct probe *probe, double seconds, uint32_t cou
 
 static enum status probe_warm(struct probe *probe)
 {
+    const struct train_decoding *decoding = probe->trainer->train.decoding;
+    double decodes = decoding && decoding->share > 0; /* on a GPU of a rank */
     struct probed part;
     uint32_t steps = 0;
-    for (double took_s = 0; took_s < PROBE_WARM_S || steps < PROBE_WARM_STEPS;) {
-        if (took_s >= PROBE_WARM_MOST_S && steps >= PROBE_WARM_LEAST)
-            break;
+    TRY(comm_max(&decodes, 1));
+    for (double took_s = 0; took_s < PROBE_WARM_S || steps < PROBE_WARM_LEAST ||
+                            (decodes > 0 && took_s < PROBE_WARM_MOST_S &&
+                             (took_s < PROBE_WARM_GPU_S || steps < PROBE_WARM_STEPS));) {
         TRY(probe_steps(probe, PROBE_PART_S, 1, &part));
         took_s += part.took_s;
         steps += part.steps;
