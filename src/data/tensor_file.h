@@ -161,11 +161,12 @@ void npy_describe(const struct npy_header *header, struct tensor *tensor);
 /* ---- Files of torch.save() ---- */
 
 /* Lists the tensors of an open file, in the order of the pickle. The file is a zip archive with a pickle and
- * one member per storage, or has the format before PyTorch 1.6. The pickle may contain tensors, and nested dicts, lists and tuples of tensors. The
- * name of a tensor consists of the keys and indexes that lead to it, separated by dots: "layers.0". The name
- * is "" if the pickle is a single tensor. Nothing is executed. Plain objects that training scripts save
- * beside tensors (argparse.Namespace, pathlib.Path and the others of `plain_objects`) are skipped with their
- * contents; the reader of the pickle refuses everything else. STATUS_FAILED with the reason. */
+ * one member per storage, or has the format before PyTorch 1.6. The pickle may contain tensors, and nested
+ * dicts, lists and tuples of tensors. The name of a tensor consists of the keys and indexes that lead to it,
+ * separated by dots: "layers.0". The name is "" if the pickle is a single tensor. Nothing is executed. Plain
+ * objects that training scripts save beside tensors (argparse.Namespace, pathlib.Path and the others of
+ * `plain_objects`) are skipped with their contents; the reader of the pickle refuses everything else.
+ * STATUS_FAILED with the reason. */
 enum status torch_list(struct tensor_file *file);
 
 /* The second half of torch_list(), for tests: lists the tensors in a pickle. The members of the archive that
