@@ -12,6 +12,7 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "train/data_mixture.h"
+#include "train/given.h"
 
 /* ---- Opening ---- */
 
@@ -148,10 +149,13 @@ static enum status open_loading(struct device_feed *feed, const struct resources
     device_stream_use(resources->device);
     CUDA_TRY(cudaEventCreateWithFlags(&feed->taken, cudaEventDisableTiming));
     feed->mixes = data->mixture != nullptr;
+    feed->given = data->given != nullptr;
     if (feed->mixes)
         return open_mixture(feed, resources);
     TRY(feed_stream_open(train, resources->threads, DEVICE_STREAM_HELD, feed->decoder->kind,
                          device_stream_pin, device_stream_unpin, &feed->loading));
+    if (feed->given) /* its batches are in device memory */
+        return STATUS_OK;
     const bool decodes = train->decoding && train->decoding->share > 0;
     const struct device_stream_request request = {.decoder = decodes ? feed->decoder : nullptr,
                                                   .res = data->shape.height,
@@ -203,6 +207,8 @@ void device_feed_close(struct device_feed *feed)
 
 uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 {
+    if (feed->given)
+        return 0;
     if (feed->loading.stream && feed->mixes)
         return device_mix_memory_bytes(feed->loading.stream) + feed->decoder->bytes;
     if (feed->loading.stream)
@@ -352,6 +358,23 @@ static enum status set_labels(const struct device_feed *feed, uint32_t *labels, 
     return CUDA_LAUNCHED("label_kernel");
 }
 
+/* Enqueues setting the labels of samples that the caller hands over, whose numbers are consecutive. Those of
+ * the data are in host memory, and change in the next epoch only. */
+static enum status copy_labels(const struct device_feed *feed, const struct device_set *set,
+                               cudaStream_t stream)
+{
+    const struct data *data = feed->train->data;
+    const struct data_set *from = &data->sets[DATA_TRAIN];
+    const uint32_t count = feed->batch.samples.count, first = count ? feed->batch.numbers[0] : 0;
+    const size_t words = multi_hot_words(data->classes);
+    if (data->multi_hot)
+        return CUDA_STATUS(cudaMemcpyAsync(set->multi_hot + first * words, from->multi_hot + first * words,
+                                           count * words * sizeof *set->multi_hot, cudaMemcpyHostToDevice,
+                                           stream));
+    return CUDA_STATUS(cudaMemcpyAsync(set->labels + first, from->labels + first,
+                                       count * sizeof *set->labels, cudaMemcpyHostToDevice, stream));
+}
+
 /* Takes the batch of a step from the stream. `stream` waits until it is complete. */
 static enum status take_loaded(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                                struct device_set *set)
@@ -362,7 +385,9 @@ static enum status take_loaded(struct device_feed *feed, uint32_t epoch, uint32_
     TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own),
                          &feed->batch));
     CUDA_TRY(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(feed->batch.ready), 0));
-    TRY(feed->mixes ? set_labels(feed, set->labels, stream) : mask_labels(feed, set->labels, stream));
+    TRY(feed->given   ? copy_labels(feed, set, stream)
+        : feed->mixes ? set_labels(feed, set->labels, stream)
+                      : mask_labels(feed, set->labels, stream));
     set->values = feed->batch.samples.values;
     set->held = {true, train_generated(train, 1) > 1, own, 0};
     return STATUS_OK;

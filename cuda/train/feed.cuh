@@ -54,6 +54,7 @@ struct device_feed {
     /* DATA_LOAD only: */
     struct feed_stream loading;    /* closed: the training set is not loaded */
     bool mixes;                    /* its stream is that of a mixture (common/device_mix.cuh) */
+    bool given;                    /* its stream is that of train/given.h */
     struct image_decoder *decoder; /* owned */
     uint32_t *numbers;             /* room for train_batch() */
     struct stream_batch batch;     /* of the current step */

@@ -1761,3 +1761,43 @@ void fdsl_stream_cancel(struct fdsl_stream *stream)
     if (stream && stream->process == getpid() && !stream->opening)
         stream_cancel(stream->stream);
 }
+
+/* ---- For trainers ---- */
+
+enum status lib_stream_facts(const struct fdsl_stream *stream, struct lib_stream_facts *facts)
+{
+    TRY(check_stream(stream));
+    const struct fdsl_stream_info *info = &stream->info;
+    const struct image_output *output = &stream->output;
+    if (stream->source->rows || (info->mask_bytes && !info->multi_hot))
+        return status_set(STATUS_USAGE, "stream: a trainer needs images with labels");
+    if (output->interleaved || output->frames)
+        return status_set(STATUS_USAGE, "stream: a trainer needs channels first: layout \"nchw\", axes \"cthw\"");
+    *facts = (struct lib_stream_facts){
+        .shape = {info->shape[0], info->shape[3] ? info->shape[1] : 1, info->shape[info->shape[3] ? 2 : 1],
+                  info->shape[info->shape[3] ? 3 : 2]},
+        .type = output->type,
+        .samples = stream->order.count,
+        .batch = stream->order.global / stream->order.ranks,
+        .rank = stream->order.rank,
+        .ranks = stream->order.ranks,
+        .classes = info->multi_hot ? (uint32_t)info->mask_bytes
+                   : info->classes ? info->classes
+                                   : stream->source->classes,
+        .multi_hot = info->multi_hot,
+        .mixed = stream->order.mixes,
+        .drop_last = stream->order.drop_last,
+        .device = stream->device};
+    return STATUS_OK;
+}
+
+void lib_batch_parts(const struct fdsl_batch *batch, struct lib_batch_parts *parts)
+{
+    *parts = (struct lib_batch_parts){.images = batch->images,
+                                      .labels = batch->labels,
+                                      .rows = batch->masks,
+                                      .count = batch->batch.samples.count,
+                                      .share = batch->batch.partners ? batch->batch.share : 1,
+                                      .epoch = batch->batch.epoch,
+                                      .step = batch->batch.step};
+}
