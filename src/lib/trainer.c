@@ -39,7 +39,7 @@ struct fdsl_trainer {
     void *state;
     uint64_t epochs_run;
     struct train_epoch latest;
-    bool ended, failed; /* failed: a step failed, and its results are not known */
+    bool failed; /* failed: a step failed, and its results are not known */
     struct failure failure;
 
     struct given given;
