@@ -293,8 +293,7 @@ enum status device_event_record(int device, void **event, void *stream)
         CUDA_TRY(cudaEventCreateWithFlags(&created, cudaEventDisableTiming));
         *event = created;
     }
-    return CUDA_STATUS(
-        cudaEventRecord(static_cast<cudaEvent_t>(*event), static_cast<cudaStream_t>(stream)));
+    return CUDA_STATUS(cudaEventRecord(static_cast<cudaEvent_t>(*event), static_cast<cudaStream_t>(stream)));
 }
 
 void device_event_destroy(int device, void *event)
@@ -355,4 +354,15 @@ enum status device_check_pointer(int device, const char *name, const void *point
                           "%s: host memory, which CUDA device %d cannot use; give device memory", name,
                           device);
     return STATUS_OK;
+}
+
+bool device_has(int device, const void *pointer)
+{
+    cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+        return false;
+    }
+    return (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged) &&
+           attributes.device == device;
 }

@@ -105,6 +105,12 @@ enum status device_event_wait(int device, void *event, void *stream)
     return device_probe(device);
 }
 
+bool device_has(int device, const void *pointer)
+{
+    (void)device, (void)pointer;
+    return false;
+}
+
 bool device_capturing(int device, void *stream)
 {
     (void)device, (void)stream;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "machine/comm.h"
 #include "train/exchange.h"
 
@@ -22,7 +23,8 @@
     DO(GetVersion)     \
     DO(GetErrorString) \
     DO(GetUniqueId)    \
-    DO(CommInitRank) DO(AllReduce) DO(AllGather) DO(Broadcast) DO(CommGetAsyncError) DO(CommDestroy) DO(CommAbort)
+    DO(CommInitRank)   \
+    DO(AllReduce) DO(AllGather) DO(Broadcast) DO(CommGetAsyncError) DO(CommDestroy) DO(CommAbort)
 
 /* The library, loaded once. */
 static struct {
@@ -220,11 +222,12 @@ enum status exchange_nccl_gather(void *state, const void *mine, size_t bytes, vo
     const size_t whole = bytes * (size_t)self->ranks;
     TRY(meeting_room(self, bytes));
     CUDA_TRY(cudaMemcpyAsync(self->memory, mine, bytes, cudaMemcpyHostToDevice, self->stream));
-    TRY(nccl_status(nccl.AllGather(self->memory, self->memory + self->bytes, bytes, ncclUint8, self->communicator,
-                                   self->stream),
+    TRY(nccl_status(nccl.AllGather(self->memory, self->memory + self->bytes, bytes, ncclUint8,
+                                   self->communicator, self->stream),
                     "ncclAllGather"));
     if (self->rank == 0)
-        CUDA_TRY(cudaMemcpyAsync(all, self->memory + self->bytes, whole, cudaMemcpyDeviceToHost, self->stream));
+        CUDA_TRY(
+            cudaMemcpyAsync(all, self->memory + self->bytes, whole, cudaMemcpyDeviceToHost, self->stream));
     return CUDA_STATUS(cudaStreamSynchronize(self->stream));
 }
 
@@ -237,9 +240,9 @@ enum status exchange_nccl_spread(void *state, void *data, size_t bytes)
         TRY(meeting_room(self, part));
         if (self->rank == 0)
             CUDA_TRY(cudaMemcpyAsync(self->memory, at, part, cudaMemcpyHostToDevice, self->stream));
-        TRY(nccl_status(nccl.Broadcast(self->memory, self->memory, part, ncclUint8, 0, self->communicator,
-                                       self->stream),
-                        "ncclBroadcast"));
+        TRY(nccl_status(
+            nccl.Broadcast(self->memory, self->memory, part, ncclUint8, 0, self->communicator, self->stream),
+            "ncclBroadcast"));
         if (self->rank > 0)
             CUDA_TRY(cudaMemcpyAsync(at, self->memory, part, cudaMemcpyDeviceToHost, self->stream));
         CUDA_TRY(cudaStreamSynchronize(self->stream));

@@ -154,8 +154,11 @@ static enum status open_loading(struct device_feed *feed, const struct resources
         return open_mixture(feed, resources);
     TRY(feed_stream_open(train, resources->threads, DEVICE_STREAM_HELD, feed->decoder->kind,
                          device_stream_pin, device_stream_unpin, &feed->loading));
-    if (feed->given) /* its batches are in device memory */
+    if (feed->given) { /* its batches are in device memory */
+        CUDA_TRY(cudaHostAlloc(&feed->wrong, sizeof *feed->wrong, cudaHostAllocMapped));
+        *feed->wrong = 0;
         return STATUS_OK;
+    }
     const bool decodes = train->decoding && train->decoding->share > 0;
     const struct device_stream_request request = {.decoder = decodes ? feed->decoder : nullptr,
                                                   .res = data->shape.height,
@@ -193,6 +196,7 @@ void device_feed_close(struct device_feed *feed)
     if (feed->decoder)
         image_decoder_close(feed->decoder);
     delete feed->decoder;
+    (void)cudaFreeHost(feed->wrong);
     (void)cudaFreeHost(feed->staging);
     (void)cudaFreeHost(feed->staged_multi_hot);
     free(feed->host_numbers);
@@ -358,6 +362,20 @@ static enum status set_labels(const struct device_feed *feed, uint32_t *labels, 
     return CUDA_LAUNCHED("label_kernel");
 }
 
+/* Converts labels of the caller. Label -1 becomes DATA_MASKED; counts labels that are no classes. */
+static __global__ void given_label_kernel(const int64_t *from, uint32_t count, uint32_t classes,
+                                          uint32_t *labels, uint32_t *wrong)
+{
+    const uint32_t j = own_element();
+    if (j >= count)
+        return;
+    const int64_t label = from[j];
+    const bool known = label >= 0 && label < classes;
+    labels[j] = known ? (uint32_t)label : DATA_MASKED;
+    if (!known && label != STREAM_MASKED)
+        atomicAdd_system(wrong, 1);
+}
+
 /* Enqueues setting the labels of samples that the caller hands over, whose numbers are consecutive. Those of
  * the data are in host memory, and change in the next epoch only. */
 static enum status copy_labels(const struct device_feed *feed, const struct device_set *set,
@@ -367,12 +385,19 @@ static enum status copy_labels(const struct device_feed *feed, const struct devi
     const struct data_set *from = &data->sets[DATA_TRAIN];
     const uint32_t count = feed->batch.samples.count, first = count ? feed->batch.numbers[0] : 0;
     const size_t words = multi_hot_words(data->classes);
+    if (count == 0)
+        return STATUS_OK;
+    if (data->given->device_labels) {
+        given_label_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
+            data->given->device_labels, count, data->classes, set->labels + first, feed->wrong);
+        return CUDA_LAUNCHED("given_label_kernel");
+    }
     if (data->multi_hot)
         return CUDA_STATUS(cudaMemcpyAsync(set->multi_hot + first * words, from->multi_hot + first * words,
                                            count * words * sizeof *set->multi_hot, cudaMemcpyHostToDevice,
                                            stream));
-    return CUDA_STATUS(cudaMemcpyAsync(set->labels + first, from->labels + first,
-                                       count * sizeof *set->labels, cudaMemcpyHostToDevice, stream));
+    return CUDA_STATUS(cudaMemcpyAsync(set->labels + first, from->labels + first, count * sizeof *set->labels,
+                                       cudaMemcpyHostToDevice, stream));
 }
 
 /* Takes the batch of a step from the stream. `stream` waits until it is complete. */
@@ -558,6 +583,10 @@ enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct 
     feed->timing_count = 0;
     if (!feed->loading.stream)
         return STATUS_OK;
+    if (feed->wrong && *feed->wrong > 0)
+        return status_set(STATUS_USAGE,
+                          "labels: %u samples have labels that are not below the number of classes, %u",
+                          *feed->wrong, feed->train->data->classes);
     feed_stream_totals(&feed->loading, totals);
     totals->stall_s = stall_ms * scale;
     return STATUS_OK;

@@ -226,7 +226,7 @@ def test_errors_name_the_argument() -> None:
     with fdsl.Trainer(**options) as trainer:
         images, labels = batches(16)[0]
         for wrong, text in ((images[:9], labels[:9]), "has 9 samples"), ((images, labels + 3), "not below the number of classes"), (
-            (images[:, :, :4], labels), "shape"), ((images, labels[:8]), "labels: there are 8"):  # fmt: skip
+            (images[:, :, :4].copy(), labels), "shape"), ((images, labels[:8]), "labels: there are 8"):  # fmt: skip
             with pytest.raises(ValueError, match=text):
                 trainer.step(*wrong)
         assert trainer.position == (0, 3)  # a refused batch is not a step

@@ -82,7 +82,8 @@ enum status lib_on_threads(int threads, enum status (*work)(void *context), void
 struct lib_stream_facts {
     uint32_t shape[4]; /* channels, depth, height, width */
     int type;          /* enum dtype */
-    uint32_t samples, batch, rank, ranks, classes; /* batch: samples per step of a rank; classes 0: not known */
+    uint32_t samples, batch, rank, ranks,
+        classes; /* batch: samples per step of a rank; classes 0: not known */
     bool multi_hot, mixed, drop_last;
     int device;
 };

@@ -1,5 +1,5 @@
-/* The ranks of a trainer: implements machine/comm.h over connections to rank 0, over a communicator of the MPI that
- * the process has loaded, or over NCCL. Each of these only gathers on rank 0 and spreads from it. */
+/* The ranks of a trainer: implements machine/comm.h over connections to rank 0, over a communicator of the
+ * MPI that the process has loaded, or over NCCL. Each of these only gathers on rank 0 and spreads from it. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -18,9 +18,10 @@
 #include "machine/heartbeat.h"
 #include "train/exchange.h"
 
-#define JOIN_S  120.0 /* a rank waits so long for the others to join */
-#define CHUNK   ((size_t)1 << 26)
-#define GREETED 0x66647376 /* the first word of a connection, with the number of the layout of these messages */
+#define JOIN_S 120.0 /* a rank waits so long for the others to join */
+#define CHUNK  ((size_t)1 << 26)
+#define GREETED \
+    0x66647376 /* the first word of a connection, with the number of the layout of these messages */
 
 static struct {
     int rank, size; /* size 0: one rank */
@@ -106,14 +107,15 @@ static enum status accept_all(int listener)
         struct greeting greeting = {0};
         const int from = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (from < 0 && timer_now_s() > end_s)
-            return status_set(STATUS_FAILED, "%d of %d ranks have joined after %g s; start all of them", joined,
-                              ranks.size, JOIN_S);
+            return status_set(STATUS_FAILED, "%d of %d ranks have joined after %g s; start all of them",
+                              joined, ranks.size, JOIN_S);
         if (from < 0)
             continue;
         (void)setsockopt(from, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof second);
         const bool known = recv(from, &greeting, sizeof greeting, MSG_WAITALL) == sizeof greeting &&
                            greeting.word == GREETED && greeting.size == (uint32_t)ranks.size &&
-                           greeting.rank > 0 && greeting.rank < greeting.size && ranks.sockets[greeting.rank] < 0;
+                           greeting.rank > 0 && greeting.rank < greeting.size &&
+                           ranks.sockets[greeting.rank] < 0;
         if (!known || send_all((int)greeting.rank, from, &greeting, sizeof greeting) != STATUS_OK) {
             close(from);
             continue;
@@ -132,8 +134,9 @@ static enum status listen_at(const struct addrinfo *at, const char *port)
         return status_set(STATUS_FAILED, "port: cannot open a socket: %s", strerror(errno));
     (void)setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     enum status status = bind(listener, at->ai_addr, at->ai_addrlen) || listen(listener, SOMAXCONN)
-                             ? status_set(STATUS_FAILED, "port: rank 0 cannot listen at port %s: %s; choose another "
-                                                         "one on all ranks",
+                             ? status_set(STATUS_FAILED,
+                                          "port: rank 0 cannot listen at port %s: %s; choose another "
+                                          "one on all ranks",
                                           port, strerror(errno))
                              : accept_all(listener);
     close(listener);
@@ -181,8 +184,7 @@ static enum status open_sockets(const struct fdsl_trainer_config *config)
     const int error = getaddrinfo(config->address, port, &hints, &found);
     if (error)
         return status_set(STATUS_USAGE, "address: %s: %s", config->address, gai_strerror(error));
-    const enum status status =
-        ranks.rank ? connect_to(found, config->address, port) : listen_at(found, port);
+    const enum status status = ranks.rank ? connect_to(found, config->address, port) : listen_at(found, port);
     freeaddrinfo(found);
     for (int i = 0; i < count; i++)
         if (ranks.sockets[i] >= 0)
@@ -192,8 +194,8 @@ static enum status open_sockets(const struct fdsl_trainer_config *config)
 
 /* ---- MPI ---- */
 
-/* The functions of MPI that are used, as the process has loaded them. The handles of Open MPI are pointers, those
- * of MPICH and its relatives are integers, in the same registers. */
+/* The functions of MPI that are used, as the process has loaded them. The handles of Open MPI are pointers,
+ * those of MPICH and its relatives are integers, in the same registers. */
 static struct {
     int (*Comm_rank)(void *, int *);
     int (*Comm_size)(void *, int *);
@@ -206,14 +208,16 @@ static struct {
 
 static enum status mpi_status(int error, const char *call)
 {
-    return error == 0 ? STATUS_OK : status_set(STATUS_FAILED, "mpi_comm: %s failed with error %d", call, error);
+    return error == 0 ? STATUS_OK
+                      : status_set(STATUS_FAILED, "mpi_comm: %s failed with error %d", call, error);
 }
 
 static enum status mpi_gather(const void *mine, size_t bytes, void *all)
 {
     if (bytes > INT_MAX)
         return status_set(STATUS_FAILED, "mpi_comm: a message has more than 2 GiB");
-    return mpi_status(mpi.Gather(mine, (int)bytes, mpi.byte, all, (int)bytes, mpi.byte, 0, mpi.comm), "MPI_Gather");
+    return mpi_status(mpi.Gather(mine, (int)bytes, mpi.byte, all, (int)bytes, mpi.byte, 0, mpi.comm),
+                      "MPI_Gather");
 }
 
 static enum status mpi_spread(void *data, size_t bytes)
@@ -245,7 +249,7 @@ static enum status open_mpi(const struct fdsl_trainer_config *config)
     if (pointers)
         memcpy(&mpi.comm, config->mpi_comm, sizeof mpi.comm);
     else
-        mpi.comm = (void *)(uintptr_t)*(const unsigned *)config->mpi_comm;
+        mpi.comm = (void *)(uintptr_t) * (const unsigned *)config->mpi_comm;
     TRY(mpi_status(mpi.Comm_rank(mpi.comm, &ranks.rank), "MPI_Comm_rank"));
     TRY(mpi_status(mpi.Comm_size(mpi.comm, &ranks.size), "MPI_Comm_size"));
     ranks.gather = mpi_gather;
@@ -314,12 +318,14 @@ enum status lib_ranks_open(const struct fdsl_trainer_config *config, uint32_t *r
     TRY(lib_check_count("world_size", config->world_size, 1, 1 << 16));
     TRY(lib_check_count("rank", config->rank, 0, config->world_size - 1));
     if (ways > 1)
-        return status_set(STATUS_USAGE, "address, mpi_comm, nccl_id: ranks meet at one of these; drop the others");
+        return status_set(STATUS_USAGE,
+                          "address, mpi_comm, nccl_id: ranks meet at one of these; drop the others");
     if (ways == 0)
         return config->world_size == 1
                    ? STATUS_OK
-                   : status_set(STATUS_USAGE, "world_size: %" PRIu32 " ranks need a place to meet: address, mpi_comm "
-                                              "or nccl_id",
+                   : status_set(STATUS_USAGE,
+                                "world_size: %" PRIu32 " ranks need a place to meet: address, mpi_comm "
+                                "or nccl_id",
                                 config->world_size);
     ranks.rank = (int)config->rank;
     ranks.size = (int)config->world_size;
@@ -386,7 +392,8 @@ enum status comm_agree(enum status status)
     TRY(all_gather(&code, sizeof code, codes));
     int worst = 0, with = 0;
     for (int i = 0; i < ranks.size; i++)
-        worst = status_severity((enum status)codes[i]) > status_severity((enum status)codes[worst]) ? i : worst;
+        worst =
+            status_severity((enum status)codes[i]) > status_severity((enum status)codes[worst]) ? i : worst;
     if (codes[worst] == STATUS_OK)
         return STATUS_OK;
     for (int i = 0; i < ranks.size; i++)
@@ -413,7 +420,8 @@ enum status comm_vote(enum status status, double *values, size_t count)
     return comm_max(values, count);
 }
 
-/* Gathers the arrays of all ranks, combines them on rank 0 in the order of the ranks, and spreads the result. */
+/* Gathers the arrays of all ranks, combines them on rank 0 in the order of the ranks, and spreads the result.
+ */
 static enum status combine(void *values, size_t count, size_t size,
                            void (*add)(void *sum, const void *value, size_t count))
 {
@@ -490,8 +498,9 @@ enum status comm_check_same(uint64_t mine, const char *what, const char *remedy)
 {
     uint64_t first = mine;
     TRY(comm_spread(&first, sizeof first));
-    return comm_agree(first == mine ? STATUS_OK
-                                    : status_set(STATUS_USAGE, "its %s differ from those of rank 0; %s", what, remedy));
+    return comm_agree(first == mine
+                          ? STATUS_OK
+                          : status_set(STATUS_USAGE, "its %s differ from those of rank 0; %s", what, remedy));
 }
 
 /* A library does not end the process of its caller, so it does not watch for ranks that are suspended. */
@@ -539,14 +548,16 @@ enum status comm_share_parts(float *values, const size_t *begins)
     TRY(ALLOCATED(all || ranks.rank > 0, "out of memory for the parts of the ranks"));
     TRY(ranks.gather(values, end * sizeof *values, all));
     for (int i = 1; ranks.rank == 0 && i < ranks.size; i++)
-        memcpy(values + begins[i], all + (size_t)i * end + begins[i], (begins[i + 1] - begins[i]) * sizeof *values);
+        memcpy(values + begins[i], all + (size_t)i * end + begins[i],
+               (begins[i + 1] - begins[i]) * sizeof *values);
     return ranks.spread(values, end * sizeof *values);
 }
 
 /* Pipelines pass messages between neighbours, which these ways to meet do not offer. */
 static enum status no_channels(void)
 {
-    return status_set(STATUS_UNAVAILABLE, "--parallel pipeline needs the program fdsl-bench; use --parallel data");
+    return status_set(STATUS_UNAVAILABLE,
+                      "--parallel pipeline needs the program fdsl-bench; use --parallel data");
 }
 
 bool comm_shares_memory = false;

@@ -45,11 +45,12 @@ struct fdsl_trainer {
     struct given given;
     bool hands_over;            /* samples are those of `given` */
     struct fdsl_stream *stream; /* NULL: they are the caller's */
+    int stream_device;          /* FDSL_CPU: its batches are in host memory */
     struct fdsl_batch *held;    /* of the stream, during a step */
     bool seeks;                 /* the stream may be at another step */
     bool at_caller;             /* the batch of the step is in memory of the caller */
     int32_t *labels;            /* of a batch */
-    uint64_t counted;           /* samples of this rank that are not masked, since the latest read */
+    uint8_t *rows;              /* multi-hot labels of a batch of device memory */
     void *bridge;               /* CUDA stream that orders the batches with the steps */
     void *caller_stream;
     void *ready; /* event */
@@ -72,8 +73,9 @@ static enum fdsl_status relay(enum status status)
         return FDSL_OK;
     for (bool within = false; *from && to < text + sizeof text - 1; from++) {
         const bool begins = strncmp(from, "--", 2) == 0 && from[2] >= 'a' && from[2] <= 'z';
-        within = begins || (within && (*from == '-' || (*from >= 'a' && *from <= 'z') ||
-                                       (*from >= '0' && *from <= '9')));
+        within =
+            begins ||
+            (within && (*from == '-' || (*from >= 'a' && *from <= 'z') || (*from >= '0' && *from <= '9')));
         if (begins)
             from += 2;
         *to++ = within && *from == '-' ? '_' : *from;
@@ -90,8 +92,8 @@ enum fdsl_status fdsl_trainer_config_init(struct fdsl_trainer_config *config, si
         return lib_invalid("config: it is NULL");
     const enum status status = lib_check_size("config", size, sizeof *config);
     if (status == STATUS_OK)
-        *config = (struct fdsl_trainer_config){
-            .size = size, .variant = "auto", .dtype = "u8", .world_size = 1};
+        *config =
+            (struct fdsl_trainer_config){.size = size, .variant = "auto", .dtype = "u8", .world_size = 1};
     return lib_relay(status);
 }
 
@@ -110,7 +112,8 @@ static enum status add_argument(struct fdsl_trainer *self, const char *name, con
     return STATUS_OK;
 }
 
-/* Appends an option. A flag with the value "yes" has no value on a command line; with "no", it is left out. */
+/* Appends an option. A flag with the value "yes" has no value on a command line; with "no", it is left out.
+ */
 static enum status add_option(struct fdsl_trainer *self, const char *name, const char *value)
 {
     const int index = self->argc;
@@ -121,7 +124,8 @@ static enum status add_option(struct fdsl_trainer *self, const char *name, const
     for (size_t i = 0; i < workload_train.option_count; i++) {
         const struct option_spec *spec = &workload_train.options[i];
         const size_t length = strlen(spec->name);
-        if (spec->kind != OPTION_FLAG || strncmp(text + 2, spec->name, length) != 0 || text[2 + length] != '=')
+        if (spec->kind != OPTION_FLAG || strncmp(text + 2, spec->name, length) != 0 ||
+            text[2 + length] != '=')
             continue;
         const bool on = strcmp(value, "yes") == 0;
         if (!on && strcmp(value, "no") != 0)
@@ -159,6 +163,7 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
     if (config->stream) {
         TRY(lib_stream_facts(config->stream, &facts));
         self->stream = config->stream;
+        self->stream_device = facts.device;
         self->seeks = true;
         given->shape = (struct shape){facts.shape[0], facts.shape[1], facts.shape[2], facts.shape[3]};
         given->type = (enum dtype)facts.type;
@@ -168,8 +173,9 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         given->mixed = facts.mixed;
         if (facts.rank != self->partition.rank || facts.ranks != self->partition.ranks)
             return status_set(STATUS_USAGE,
-                              "stream: it is of rank %" PRIu32 " of %" PRIu32 ", but the trainer of rank %" PRIu64
-                              " of %" PRIu64 "; open it with the rank and world_size of the trainer",
+                              "stream: it is of rank %" PRIu32 " of %" PRIu32
+                              ", but the trainer of rank %" PRIu64 " of %" PRIu64
+                              "; open it with the rank and world_size of the trainer",
                               facts.rank, facts.ranks, self->partition.rank, self->partition.ranks);
     } else {
         const bool clip = shape[3] > 0;
@@ -180,7 +186,8 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         TRY(lib_check_count("shape", shape[0], 1, DATA_CHANNELS_MAX));
         TRY(lib_check_count("shape", shape[1], 1, 1 << 16));
         TRY(lib_check_count("shape", shape[2], 1, 1 << 16));
-        given->shape = (struct shape){shape[0], clip ? shape[1] : 1, shape[clip ? 2 : 1], shape[clip ? 3 : 2]};
+        given->shape =
+            (struct shape){shape[0], clip ? shape[1] : 1, shape[clip ? 2 : 1], shape[clip ? 3 : 2]};
         given->type = types[type];
         given->samples = (uint32_t)config->samples;
         given->classes = config->classes;
@@ -191,9 +198,10 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         return status_set(STATUS_USAGE, "classes: the number of classes is not known; set it");
     TRY(lib_check_count("classes", given->classes, 1, 1 << 20));
     if (given->mixed && self->partition.ranks > 1)
-        return status_set(STATUS_USAGE, "mixed: with several ranks, the samples of a batch cannot be mixed, because "
-                                        "partners are samples of other ranks; name the data with the option data, "
-                                        "and use the options mixup and cutmix");
+        return status_set(STATUS_USAGE,
+                          "mixed: with several ranks, the samples of a batch cannot be mixed, because "
+                          "partners are samples of other ranks; name the data with the option data, "
+                          "and use the options mixup and cutmix");
     if (facts.samples && facts.drop_last)
         TRY(add_option(self, "drop-last", "yes"));
     char batch[16];
@@ -214,10 +222,10 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
     TRY(read_given(config, self));
     for (const char *const *at = config->options; at && *at; at += 2)
         TRY(add_option(self, at[0], at[1]));
-    self->options = (struct options){
-        .tables = {{workload_train.options, workload_train.option_count, &self->parameters}},
-        .table_count = 1,
-        .help = "docs/train.md"};
+    self->options =
+        (struct options){.tables = {{workload_train.options, workload_train.option_count, &self->parameters}},
+                         .table_count = 1,
+                         .help = "docs/train.md"};
     self->options.defaults = workload_train.defaults(self->argc, self->argv);
     TRY(options_parse(&self->options, self->argc, self->argv));
     if (self->parameters.job.batch == OPTION_MAX)
@@ -226,13 +234,12 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
         self->parameters.job.given = &self->given;
         self->parameters.job.data = "batches";
         if (self->partition.ranks > 1 && (self->parameters.mixup > 0 || self->parameters.cutmix > 0))
-            return status_set(STATUS_USAGE, "--mixup and --cutmix: with several ranks, samples are mixed with those "
-                                            "of other ranks, which this rank does not have; drop them, or name the "
-                                            "data with --data");
+            return status_set(STATUS_USAGE,
+                              "--mixup and --cutmix: with several ranks, samples are mixed with those "
+                              "of other ranks, which this rank does not have; drop them, or name the "
+                              "data with --data");
         if (self->given.mixed && (self->parameters.mixup > 0 || self->parameters.cutmix > 0))
             return status_set(STATUS_USAGE, "--mixup and --cutmix: the batches are mixed already; drop them");
-        for (int i = 0; self->parameters.job.mix.mix && i < 1; i++)
-            return status_set(STATUS_USAGE, "--mix needs samples that the trainer opens itself");
     }
     return STATUS_OK;
 }
@@ -278,6 +285,12 @@ static enum status open_device(struct fdsl_trainer *self)
 
 static enum status release(void *context, void *done_event);
 
+/* Gives a batch back to its stream. */
+static enum fdsl_status give_back(const struct fdsl_trainer *self, struct fdsl_batch *batch)
+{
+    return fdsl_batch_release(batch, self->stream_device < 0 ? NULL : self->bridge);
+}
+
 /* Opens data, variant and trainer. Collective. */
 static enum status open_trainer(void *context)
 {
@@ -310,6 +323,11 @@ static enum status open_all(const struct fdsl_trainer_config *config, struct fds
     TRY(comm_agree(choose(name, self)));
     self->device = strcmp(self->entry->variant->platform, "cuda") == 0 ? config->device : FDSL_CPU;
     self->given.on_device = self->device >= 0;
+    if (self->stream && self->stream_device >= 0 && self->stream_device != self->device)
+        TRY(comm_agree(status_set(STATUS_USAGE,
+                                  "stream: it is on CUDA device %d, but the trainer is on %s; open both on "
+                                  "one device, or the stream on the CPU",
+                                  self->stream_device, self->device < 0 ? "the CPU" : "another one")));
     TRY(comm_agree(open_device(self)));
     return comm_agree(self->entry->variant->setup(&self->resources, self->input, &self->state));
 }
@@ -319,7 +337,7 @@ static void close_all(struct fdsl_trainer *self)
     if (self->state)
         self->entry->variant->teardown(self->state);
     if (self->held)
-        (void)fdsl_batch_release(self->held, self->bridge);
+        (void)give_back(self, self->held);
     for (int i = 0; i < SLOTS; i++) {
         if (self->slots[i].samples)
             device_free(self->device, self->slots[i].samples);
@@ -334,6 +352,7 @@ static void close_all(struct fdsl_trainer *self)
         free(self->argv[i]);
     free(self->argv);
     free(self->labels);
+    free(self->rows);
     free(self->logits);
     free(self);
     lib_ranks_close();
@@ -352,7 +371,8 @@ enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, str
     if (lib_check_size("config", config->size, sizeof *config) != STATUS_OK)
         return lib_relay(STATUS_USAGE);
     if (atomic_flag_test_and_set(&used))
-        return lib_invalid("trainer: another one is open in this process; close it first, or use another process");
+        return lib_invalid(
+            "trainer: another one is open in this process; close it first, or use another process");
     struct fdsl_trainer *self = calloc(1, sizeof *self);
     enum status status = ALLOCATED(self, "out of memory");
     if (!self) {
@@ -360,7 +380,8 @@ enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, str
         return lib_relay(status);
     }
     self->process = getpid();
-    self->latest = (struct train_epoch){.loss = NAN, .train_accuracy = NAN, .test = {NAN, NAN, NAN}, .epoch_s = NAN};
+    self->latest =
+        (struct train_epoch){.loss = NAN, .train_accuracy = NAN, .test = {NAN, NAN, NAN}, .epoch_s = NAN};
     status = lib_enter(&before);
     if (status == STATUS_OK)
         status = open_all(config, self);
@@ -394,7 +415,8 @@ static enum status begin(const struct fdsl_trainer *trainer, struct environment 
     if (!trainer)
         return status_set(STATUS_USAGE, "trainer: it is NULL");
     if (trainer->process != getpid())
-        return status_set(STATUS_FAILED, "trainer: it was opened before fork(); open another one in this process");
+        return status_set(STATUS_FAILED,
+                          "trainer: it was opened before fork(); open another one in this process");
     if (trainer->failed)
         return status_restore(&trainer->failure);
     return lib_enter(before);
@@ -458,9 +480,8 @@ static enum status release(void *context, void *done_event)
     if (self->device >= 0 && self->slots[self->turn].used)
         TRY(device_event_record(self->device, &self->slots[self->turn].taken, self->bridge));
     self->held = NULL;
-    return held && fdsl_batch_release(held, self->device < 0 ? NULL : self->bridge) != FDSL_OK
-               ? status_set(STATUS_FAILED, "%s", fdsl_error())
-               : STATUS_OK;
+    return held && give_back(self, held) != FDSL_OK ? status_set(STATUS_FAILED, "%s", fdsl_error())
+                                                    : STATUS_OK;
 }
 
 /* Copies samples of host memory to device memory, which the step before the previous one has read. */
@@ -478,26 +499,32 @@ static enum status copy_in(struct fdsl_trainer *self, const void *from, uint32_t
     return STATUS_OK;
 }
 
-/* Checks the labels of a batch, and copies them from host or device memory. */
-static enum status take_labels(struct fdsl_trainer *self, const int64_t *labels, uint32_t count,
-                               void *cuda_stream)
+/* Checks the labels of a batch in host memory, and copies them. */
+static enum status take_labels(struct fdsl_trainer *self, const int64_t *labels, uint32_t count)
 {
-    FREED int64_t *copy = NULL;
     const uint32_t classes = self->given.classes;
-    if (labels && self->device >= 0) {
-        copy = malloc((count ? count : 1) * sizeof *copy);
-        TRY(ALLOCATED(copy, "out of memory for labels"));
-        TRY(device_copy(self->device, copy, labels, count * sizeof *copy, cuda_stream));
-        labels = copy;
-    }
     for (uint32_t i = 0; i < count; i++) {
         if (labels && (labels[i] < -1 || labels[i] >= (int64_t)classes))
             return status_set(STATUS_USAGE,
-                              "labels: sample %" PRIu32 " has the label %" PRId64 ", which is not below the number "
+                              "labels: sample %" PRIu32 " has the label %" PRId64
+                              ", which is not below the number "
                               "of classes, %" PRIu32,
                               i, labels[i], classes);
         self->labels[i] = labels ? (int32_t)labels[i] : 0;
     }
+    return STATUS_OK;
+}
+
+/* Copies multi-hot labels from device memory, and waits for them. */
+static enum status copy_rows(struct fdsl_trainer *self, uint32_t count, void *cuda_stream)
+{
+    struct given *given = &self->given;
+    const size_t bytes = (size_t)count * given->classes;
+    if (!self->rows)
+        self->rows = malloc(self->parameters.job.batch * (size_t)given->classes);
+    TRY(ALLOCATED(self->rows, "out of memory for multi-hot labels"));
+    TRY(device_copy(self->device, self->rows, given->rows, bytes, cuda_stream));
+    given->rows = self->rows;
     return STATUS_OK;
 }
 
@@ -511,10 +538,16 @@ static enum status hand_over(struct fdsl_trainer *self, const struct lib_batch_p
     given->labels = self->labels;
     given->rows = given->multi_hot ? parts->rows : NULL;
     given->share = parts->share;
+    given->device_labels = NULL;
     self->slots[0].used = self->slots[1].used = false;
-    TRY(take_labels(self, given->multi_hot ? NULL : parts->labels, parts->count, cuda_stream));
+    if (!given->multi_hot && self->device >= 0 && device_has(self->device, parts->labels))
+        given->device_labels = parts->labels;
+    else
+        TRY(take_labels(self, given->multi_hot ? NULL : parts->labels, parts->count));
     if (self->device < 0)
         return STATUS_OK;
+    if (given->rows && device_has(self->device, given->rows))
+        TRY(copy_rows(self, parts->count, cuda_stream));
     if (!on_device) {
         TRY(copy_in(self, parts->images, parts->count));
         cuda_stream = self->bridge;
@@ -534,12 +567,7 @@ static enum fdsl_status take_streamed(struct fdsl_trainer *self, const struct tr
     if (result != FDSL_OK)
         return result;
     self->seeks = false;
-    struct lib_stream_facts facts;
-    enum status status = lib_stream_facts(self->stream, &facts);
-    void *const bridge = facts.device < 0 ? NULL : self->bridge;
-    if (status != STATUS_OK || (facts.device >= 0 && facts.device != self->device))
-        return status != STATUS_OK ? lib_relay(status)
-                                   : lib_invalid("stream: it is on another device than the trainer");
+    void *const bridge = self->stream_device < 0 ? NULL : self->bridge;
     do
         result = fdsl_stream_next(self->stream, bridge, &self->held);
     while (result == FDSL_END);
@@ -549,7 +577,7 @@ static enum fdsl_status take_streamed(struct fdsl_trainer *self, const struct tr
     if (parts.epoch != at->epoch || parts.step != at->step)
         return lib_invalid("stream: it is not at the step of the trainer; take no batches from it yourself");
     self->at_caller = false;
-    return lib_relay(hand_over(self, &parts, facts.device >= 0, bridge));
+    return lib_relay(hand_over(self, &parts, self->stream_device >= 0, bridge));
 }
 
 /* ---- Steps ---- */
@@ -612,14 +640,16 @@ static enum status check_batch(const struct fdsl_trainer *self, const struct fds
         return status_set(STATUS_USAGE, batch ? "images: it is NULL" : "batch: it is NULL");
     TRY(lib_check_size("batch", batch->size, sizeof *batch));
     if (!self->hands_over)
-        return status_set(STATUS_USAGE, "batch: the trainer has its own samples; open it with the field samples");
+        return status_set(STATUS_USAGE,
+                          "batch: the trainer has its own samples; open it with the field samples");
     if (given->multi_hot ? !batch->multi_hot : !batch->labels)
         return status_set(STATUS_USAGE, "%s: it is NULL", given->multi_hot ? "multi_hot" : "labels");
-    if (!(batch->share >= 0 && batch->share <= 1) || (!given->mixed && batch->share != 0 && batch->share != 1))
+    if (!(batch->share >= 0 && batch->share <= 1) ||
+        (!given->mixed && batch->share != 0 && batch->share != 1))
         return status_set(STATUS_USAGE, "share: %g is %s", (double)batch->share,
                           given->mixed ? "out of range; it must be 0 to 1"
                                        : "not 1, but the trainer was opened without mixed");
-    *on_device = self->device >= 0 && device_check_pointer(self->device, "images", batch->images) == STATUS_OK;
+    *on_device = self->device >= 0 && device_has(self->device, batch->images);
     if (*on_device && (uintptr_t)batch->images % ALIGNMENT != 0)
         return status_set(STATUS_USAGE, "images: %p is not aligned to %d bytes", batch->images, ALIGNMENT);
     *parts = (struct lib_batch_parts){.images = batch->images,
@@ -650,8 +680,9 @@ enum fdsl_status fdsl_trainer_step_batch(struct fdsl_trainer *trainer, const str
     }
     trainer_position(trainer->state, &at);
     if (parts.count != at.samples)
-        status = status_set(STATUS_USAGE, "count: the batch has %" PRIu32 " samples, but step %" PRIu32 " of %" PRIu32
-                                          " has %" PRIu32 " on this rank",
+        status = status_set(STATUS_USAGE,
+                            "count: the batch has %" PRIu32 " samples, but step %" PRIu32 " of %" PRIu32
+                            " has %" PRIu32 " on this rank",
                             parts.count, at.step + 1, at.steps, at.samples);
     if (status == STATUS_OK)
         status = hand_over(trainer, &parts, on_device, cuda_stream);
@@ -738,13 +769,15 @@ static enum status judge(struct fdsl_trainer *self, const struct lib_batch_parts
     return STATUS_OK;
 }
 
-static enum status evaluate_batch(struct fdsl_trainer *self, const struct lib_batch_parts *parts, void *cuda_stream,
-                                  float *logits, struct fdsl_trainer_score *score)
+static enum status evaluate_batch(struct fdsl_trainer *self, const struct lib_batch_parts *parts,
+                                  void *cuda_stream, float *logits, struct fdsl_trainer_score *score)
 {
     const uint32_t most = self->input->data.sets[DATA_TEST].count;
     const size_t bytes = parts->count * self->sample_bytes;
     TRY(lib_check_count("count", parts->count, 1, most));
-    TRY(take_labels(self, self->given.multi_hot ? NULL : parts->labels, parts->count, cuda_stream));
+    if (parts->labels && self->device >= 0 && device_has(self->device, parts->labels))
+        return status_set(STATUS_USAGE, "labels: they are in device memory; copy them to the host");
+    TRY(take_labels(self, self->given.multi_hot ? NULL : parts->labels, parts->count));
     if (!logits && !self->logits)
         self->logits = malloc((size_t)most * self->given.classes * sizeof *logits);
     TRY(ALLOCATED(logits || self->logits, "out of memory for logits"));
@@ -756,8 +789,9 @@ static enum status evaluate_batch(struct fdsl_trainer *self, const struct lib_ba
     return judge(self, parts, logits ? logits : self->logits, score);
 }
 
-enum fdsl_status fdsl_trainer_evaluate_batch(struct fdsl_trainer *trainer, const struct fdsl_trainer_batch *batch,
-                                             void *cuda_stream, float *logits, struct fdsl_trainer_score *score)
+enum fdsl_status fdsl_trainer_evaluate_batch(struct fdsl_trainer *trainer,
+                                             const struct fdsl_trainer_batch *batch, void *cuda_stream,
+                                             float *logits, struct fdsl_trainer_score *score)
 {
     struct environment before;
     struct lib_batch_parts parts;

@@ -122,6 +122,9 @@ enum status device_load(int device);
 /* Enqueues `*word += step` on `stream`; `word` is device memory. */
 enum status device_add(int device, uint64_t *word, uint64_t step, void *stream);
 
+/* Returns whether `pointer` is memory that CUDA allocated on `device`; false without CUDA. */
+bool device_has(int device, const void *pointer);
+
 /* Checks that CUDA kernels on `device` can use `pointer`. If not, STATUS_USAGE with a message that begins
  * with `name`. */
 enum status device_check_pointer(int device, const char *name, const void *pointer);

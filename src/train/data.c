@@ -562,7 +562,7 @@ uint32_t data_take_labels(const struct data *data, const struct stream_batch *ba
             row[w] = multi_hot_pack(batch->masks + (size_t)j * data->classes, data->classes, w);
     }
     const bool labelled = data->mixture || (data->given && !data->multi_hot);
-    for (uint32_t j = 0; labelled && j < batch->samples.count; j++) {
+    for (uint32_t j = 0; labelled && batch->labels && j < batch->samples.count; j++) {
         data->sets[DATA_TRAIN].labels[batch->numbers[j]] =
             batch->labels[j] == STREAM_MASKED ? DATA_MASKED : (uint32_t)batch->labels[j];
         masked += j < count && batch->labels[j] == STREAM_MASKED;
@@ -989,7 +989,8 @@ static void identify(struct data *data)
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         if (part == DATA_TRAIN && data->feed == DATA_LOAD && (data->source || data->rows)) {
-            data->hashes[part] = hash_labels(data, set, data->rows ? data_rows_hash(data) : hash_listed(data));
+            data->hashes[part] =
+                hash_labels(data, set, data->rows ? data_rows_hash(data) : hash_listed(data));
             continue;
         }
         uint64_t values = XXH3_64bits(set->values, data_measured(data, (enum data_part)part) *

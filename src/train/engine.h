@@ -306,8 +306,8 @@ static inline bool train_mixes(const struct train *train)
     return train->mixing.mixup > 0 || train->mixing.cutmix > 0 || train_is_mixed(train);
 }
 
-/* Returns how the samples of a step are mixed. If the caller has mixed their values, an empty rectangle leaves
- * these as they are, and only the targets are mixed. */
+/* Returns how the samples of a step are mixed. If the caller has mixed their values, an empty rectangle
+ * leaves these as they are, and only the targets are mixed. */
 static inline struct mix train_mix(const struct train *train, uint32_t epoch, uint32_t step)
 {
     const struct mix none = {1, false, 0, 0, 0, 0};
@@ -593,7 +593,8 @@ struct engine {
      * runs on a device, this is device memory. */
     uint64_t (*memory_bytes)(const void *state);
 
-    /* Returns the address of the test samples in device memory. NULL: the engine reads them in host memory. */
+    /* Returns the address of the test samples in device memory. NULL: the engine reads them in host memory.
+     */
     void *(*test_samples)(const void *state);
 };
 

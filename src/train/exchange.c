@@ -262,7 +262,8 @@ void exchange_close(struct exchange *exchange)
 enum status exchange_nccl_join(int device, const void *id, int rank, int ranks, void **state)
 {
     (void)device, (void)id, (void)rank, (void)ranks, (void)state;
-    return status_set(STATUS_UNAVAILABLE, "nccl_id: this build has no CUDA; let the ranks meet at an address");
+    return status_set(STATUS_UNAVAILABLE,
+                      "nccl_id: this build has no CUDA; let the ranks meet at an address");
 }
 
 enum status exchange_nccl_gather(void *state, const void *mine, size_t bytes, void *all)

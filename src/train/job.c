@@ -193,11 +193,30 @@ static const struct option_spec sample_options[] = {
 
 bool job_opens_by(const char *option)
 {
-    static const char *const others[] = {
-        "feed",           "mix",       "mix-epoch",    "mix-labels", "mix-weights-at", "lanes",       "shuffle",
-        "prefetch",       "decoder",   "device-share", "cache-dir",  "cache-bytes",    "generator",   "fresh",
-        "resident-bytes", "init-state", "repeats",     "test-steps", "export-state",   "export-data", "save-batch",
-        "export-step",    "resident-device-bytes",     NULL};
+    static const char *const others[] = {"feed",
+                                         "mix",
+                                         "mix-epoch",
+                                         "mix-labels",
+                                         "mix-weights-at",
+                                         "lanes",
+                                         "shuffle",
+                                         "prefetch",
+                                         "decoder",
+                                         "device-share",
+                                         "cache-dir",
+                                         "cache-bytes",
+                                         "generator",
+                                         "fresh",
+                                         "resident-bytes",
+                                         "init-state",
+                                         "repeats",
+                                         "test-steps",
+                                         "export-state",
+                                         "export-data",
+                                         "save-batch",
+                                         "export-step",
+                                         "resident-device-bytes",
+                                         NULL};
     return option_in_table(sample_options, COUNT_OF(sample_options), option) || is_one_of(option, others);
 }
 

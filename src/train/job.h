@@ -41,7 +41,8 @@ struct job_parameters {
     bool test_only, describe; /* set by the workload: as in struct data_request */
     bool keys;                /* set by the workload: as in struct data_request */
     int labels_of;            /* index in cifar_label_names */
-    struct given *given; /* set by the library: the caller hands over the samples; NULL: the options name them */
+    struct given
+        *given; /* set by the library: the caller hands over the samples; NULL: the options name them */
 };
 
 /* The rows of the option table for struct job_parameters. `parameters` is the workload's struct; its first

@@ -1100,7 +1100,8 @@ enum status trainer_import(void *state, const char *path)
     bool within;
     TRY(settle(trainer, &within));
     if (within)
-        return comm_agree(status_set(STATUS_USAGE, "path: parameters can be replaced only between two epochs"));
+        return comm_agree(
+            status_set(STATUS_USAGE, "path: parameters can be replaced only between two epochs"));
     TRY(comm_agree(init_take(&from, trainer->job->train.model, now->state.parameters, &hash)));
     memset(now->state.m, 0, bytes);
     memset(now->state.v, 0, bytes);
@@ -1114,9 +1115,8 @@ void trainer_position(const void *state, struct trainer_position *position)
 {
     const struct trainer *trainer = state;
     const struct train_history *history = &trainer->now.history;
-    *position = (struct trainer_position){.epoch = history->epochs,
-                                          .epochs = trainer->job->epochs,
-                                          .steps = train_steps(&trainer->train)};
+    *position = (struct trainer_position){
+        .epoch = history->epochs, .epochs = trainer->job->epochs, .steps = train_steps(&trainer->train)};
     position->step = position->steps - trainer_left(state);
     position->samples = (uint32_t)train_share(&trainer->train, position->step % position->steps).count;
 }
