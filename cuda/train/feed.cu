@@ -393,7 +393,7 @@ static enum status copy_labels(const struct device_feed *feed, const struct devi
         return CUDA_LAUNCHED("given_label_kernel");
     }
     if (data->multi_hot)
-        return CUDA_STATUS(cudaMemcpyAsync(set->multi_hot + first * words, from->multi_hot + first * words,
+        CUDA_TRY(cudaMemcpyAsync(set->multi_hot + first * words, from->multi_hot + first * words,
                                            count * words * sizeof *set->multi_hot, cudaMemcpyHostToDevice,
                                            stream));
     return CUDA_STATUS(cudaMemcpyAsync(set->labels + first, from->labels + first, count * sizeof *set->labels,

@@ -561,8 +561,13 @@ uint32_t data_take_labels(const struct data *data, const struct stream_batch *ba
         for (uint32_t w = 0; w < multi_hot_words(data->classes); w++)
             row[w] = multi_hot_pack(batch->masks + (size_t)j * data->classes, data->classes, w);
     }
-    const bool labelled = data->mixture || (data->given && !data->multi_hot);
-    for (uint32_t j = 0; labelled && batch->labels && j < batch->samples.count; j++) {
+    for (uint32_t j = 0; data->given && data->multi_hot && j < batch->samples.count; j++) {
+        const bool masked_one = batch->masks[(size_t)j * data->classes] == STREAM_IGNORED;
+        data->sets[DATA_TRAIN].labels[batch->numbers[j]] = masked_one ? DATA_MASKED : batch->numbers[j];
+        masked += masked_one;
+    }
+    const bool labelled = data->mixture || data->given;
+    for (uint32_t j = 0; labelled && batch->labels && !data->multi_hot && j < batch->samples.count; j++) {
         data->sets[DATA_TRAIN].labels[batch->numbers[j]] =
             batch->labels[j] == STREAM_MASKED ? DATA_MASKED : (uint32_t)batch->labels[j];
         masked += j < count && batch->labels[j] == STREAM_MASKED;
