@@ -381,7 +381,7 @@ class Trainer:
                 (count, classes), the targets of a Loader with MixUp or CutMix, or of timm's Mixup in batch mode
         share   the samples are mixed already: weight of sample i; its partner is sample count - 1 - i
 
-        Raises StopIteration after the last epoch.
+        Raises ValueError after the last epoch.
         """
         if images is not None:
             if not self._handle and not self._own:
@@ -396,7 +396,7 @@ class Trainer:
             while status == PENDING:  # the loader has no batch yet: a KeyboardInterrupt ends the wait
                 status = lib.fdsl_trainer_step(self._check_open(), 1 if self._loader else count)
         if status == END:
-            raise StopIteration(f"all {self.epochs} epochs are trained; give the option epochs a larger number")
+            raise ValueError(f"count: all {self.epochs} epochs are trained; give the option epochs a larger number")
         check(status)
         _warn()
         return Loss(self)

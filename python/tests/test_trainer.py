@@ -52,7 +52,7 @@ def test_own_data_gives_the_programs_parameters(tmp_path: pathlib.Path, variant:
         trainer.fit()
         assert same(trainer.state_dict(), expected)
         assert trainer.history["test_accuracy"] == trainer.evaluate().accuracy
-        with pytest.raises(StopIteration, match="2 epochs"):
+        with pytest.raises(ValueError, match="2 epochs"):
             trainer.step()
 
 
@@ -249,3 +249,16 @@ except KeyboardInterrupt:
 """
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_a_loader_that_mixes_gives_its_targets(digits: pathlib.Path) -> None:
+    """The targets of MixUp and CutMix, as the trainer reads them from the stream, are those that the loader delivers."""
+    states = []
+    for stream in True, False:
+        transforms = [fdsl.Resize(12), fdsl.MixUp(0.8, num_classes=10), fdsl.CutMix(1.0, num_classes=10)]
+        with fdsl.Loader(fdsl.Folder(digits / "f"), 32, seed=4, num_threads=1, transforms=transforms, dtype="float32") as loader:
+            with fdsl.Trainer(variant="train-naive", model="logreg", classes=10, epochs=1) as trainer:
+                trainer.fit(loader if stream else [(i.numpy().copy(), t.numpy().copy()) for i, t in loader])
+                states.append(trainer.state_dict())
+    for name, values in states[0].items():
+        assert numpy.allclose(values, states[1][name], atol=1e-5), name

@@ -71,6 +71,7 @@ struct fdsl_stream {
     struct image_output output;
     struct image_output changes; /* what CPU threads do before the device stores images as `output` says */
     struct fdsl_stream_info info;
+    struct mixing mixing; /* of MixUp and CutMix */
     uint64_t transform;
     double wait_s; /* 0: calls wait as long as it takes */
     bool ended;    /* the last batch of an epoch was delivered, but not the end of the epoch */
@@ -449,6 +450,7 @@ static enum status set_mixing(const struct fdsl_stream_config *config, struct fd
                           "set does not name its classes; set it");
     self->info.classes = config->classes ? config->classes : source->classes;
     self->order.mixes = true;
+    self->mixing = mixing;
     return lib_check_count("classes", self->info.classes, 2, CLASSES_MAX);
 }
 
@@ -1798,7 +1800,14 @@ void lib_batch_parts(const struct fdsl_batch *batch, struct lib_batch_parts *par
                                       .labels = batch->labels,
                                       .rows = batch->masks,
                                       .count = batch->batch.samples.count,
-                                      .share = batch->batch.partners ? batch->batch.share : 1,
+                                      .share = 1,
                                       .epoch = batch->batch.epoch,
                                       .step = batch->batch.step};
+    const struct fdsl_stream *stream = batch->owner;
+    const uint32_t *extents = stream->info.shape;
+    const struct shape shape = {extents[0], 1, extents[1], extents[2]};
+    if (stream->order.mixes) /* a device mixes its batches itself, with the same draws */
+        parts->share = mix_draw(&stream->mixing, stream->order.seed, (uint32_t)parts->epoch,
+                                (uint32_t)parts->step, &shape)
+                           .share;
 }
