@@ -394,8 +394,7 @@ static enum status copy_labels(const struct device_feed *feed, const struct devi
     }
     if (data->multi_hot)
         CUDA_TRY(cudaMemcpyAsync(set->multi_hot + first * words, from->multi_hot + first * words,
-                                           count * words * sizeof *set->multi_hot, cudaMemcpyHostToDevice,
-                                           stream));
+                                 count * words * sizeof *set->multi_hot, cudaMemcpyHostToDevice, stream));
     return CUDA_STATUS(cudaMemcpyAsync(set->labels + first, from->labels + first, count * sizeof *set->labels,
                                        cudaMemcpyHostToDevice, stream));
 }

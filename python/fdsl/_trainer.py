@@ -9,15 +9,16 @@ import os
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn, Optional, Union
+from typing import Any, NamedTuple, NoReturn, Optional
 
 from ._array import Array
 from ._generator import _device, _path, _text
 from ._library import (
     CPU, END, PENDING, Error, TrainerBatchStruct, TrainerConfigStruct, TrainerInfoStruct, TrainerScoreStruct, check, integer, lib,
 )  # fmt: skip
-from ._memory import SOME_CUDA_DEVICE, kind_of, order_arrays, stream_pointer
+from ._memory import SOME_CUDA_DEVICE, kind_of, order_arrays
 from ._stream import Loader, Path, _warn
 
 _SHORT = {"uint8": "u8", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}
@@ -351,6 +352,8 @@ class Trainer:
             raise ValueError(f"labels: there are {count}, but {shape[0]} images")
         stream: Optional[int] = None
         if device != CPU:
+            if device not in (SOME_CUDA_DEVICE, c.device):
+                raise ValueError(f"images: they are on cuda:{device}, but the trainer is on cuda:{c.device}")
             stream = kind.stream(images) or None
             order_arrays(c.device if device == SOME_CUDA_DEVICE else device, stream or 0, lambda: kind.owner(images), *kept[:2])
         return given, stream, kept
@@ -393,6 +396,8 @@ class Trainer:
         else:
             count = integer("count", count, 1, (1 << 31) - 1)
             status = PENDING
+            if self._loader is not None:
+                self._loader._stream.check_open()
             while status == PENDING:  # the loader has no batch yet: a KeyboardInterrupt ends the wait
                 status = lib.fdsl_trainer_step(self._check_open(), 1 if self._loader else count)
         if status == END:
@@ -425,8 +430,6 @@ class Trainer:
         info = self._describe()
         end = info.epochs if epochs is None else integer("epochs", epochs, 1, info.epochs)
         chunk = 1
-        import time
-
         while self._describe().epoch < end:
             begin = time.monotonic()
             self.step(count=min(chunk, int(self._info.steps - self._info.step) or 1))

@@ -322,7 +322,6 @@ static enum status open_all(const struct fdsl_trainer_config *config, struct fds
     TRY(lib_on_threads(self->resources.threads, open_trainer, self));
     TRY(comm_agree(choose(name, self)));
     self->device = strcmp(self->entry->variant->platform, "cuda") == 0 ? config->device : FDSL_CPU;
-    self->given.on_device = self->device >= 0;
     if (self->stream && self->stream_device >= 0 && self->stream_device != self->device)
         TRY(comm_agree(status_set(STATUS_USAGE,
                                   "stream: it is on CUDA device %d, but the trainer is on %s; open both on "

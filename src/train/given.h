@@ -13,8 +13,7 @@ struct given {
     enum dtype type;
     uint32_t classes, samples; /* of an epoch of all ranks */
     bool multi_hot;
-    bool mixed;     /* samples may be mixed already: sample i of a step with its last sample but i */
-    bool on_device; /* the engine trains on a device; the values of batches are in its memory */
+    bool mixed; /* samples may be mixed already: sample i of a step with its last sample but i */
 
     /* The batch of the next step; the stream does not copy its values. */
     const void *values;
