@@ -434,7 +434,7 @@ check:
 check-gpu: all lib $(GPU_TESTS)
 	@scripts/check/gpu.sh
 	@scripts/check/profile_gpu.sh
-	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py python/tests/test_gpu_loader.py
+	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py python/tests/test_gpu_loader.py python/tests/test_trainer_gpu.py
 	@for engine in cuda tf32 bf16 amp vit resnet; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
 # Runs only the tests of the Python package, with the interpreter PYTHON. If it has no PyTorch 2.1 or newer, installs one in

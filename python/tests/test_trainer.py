@@ -262,3 +262,29 @@ def test_a_loader_that_mixes_gives_its_targets(digits: pathlib.Path) -> None:
                 states.append(trainer.state_dict())
     for name, values in states[0].items():
         assert numpy.allclose(values, states[1][name], atol=1e-5), name
+
+
+def test_training_on_a_loader_is_resumed_within_an_epoch(tmp_path: pathlib.Path) -> None:
+    states = []
+    with fdsl.Loader(fdsl.Images(classes=3, res=32, out_res=12, count=40), 8, seed=2, num_threads=1, prefetch=1) as loader:
+        for attempt in range(3):
+            with fdsl.Trainer(loader, variant="train-naive", model="logreg", epochs=2) as trainer:
+                if attempt < 2:
+                    trainer.step()
+                    trainer.step()
+                if attempt == 1:
+                    trainer.save(tmp_path)
+                    trainer.step()
+                    continue
+                if attempt == 2:
+                    trainer.load(tmp_path)
+                    assert trainer.position == (2, 5)
+                trainer.fit()
+                states.append(trainer.state_dict())
+        with pytest.raises(ValueError, match="at the step of the trainer"):
+            with fdsl.Trainer(loader, variant="train-naive", model="logreg", epochs=2) as trainer:
+                trainer.step()
+                own = iter(loader)
+                next(own), next(own)
+                trainer.step()
+    assert same(*states)

@@ -1776,21 +1776,22 @@ enum status lib_stream_facts(const struct fdsl_stream *stream, struct lib_stream
     if (output->interleaved || output->frames)
         return status_set(STATUS_USAGE,
                           "stream: a trainer needs channels first: layout \"nchw\", axes \"cthw\"");
-    *facts = (struct lib_stream_facts){.shape = {info->shape[0], info->shape[3] ? info->shape[1] : 1,
-                                                 info->shape[info->shape[3] ? 2 : 1],
-                                                 info->shape[info->shape[3] ? 3 : 2]},
-                                       .type = output->type,
-                                       .samples = stream->order.count,
-                                       .batch = stream->order.global / stream->order.ranks,
-                                       .rank = stream->order.rank,
-                                       .ranks = stream->order.ranks,
-                                       .classes = info->multi_hot ? (uint32_t)info->mask_bytes
-                                                  : info->classes ? info->classes
-                                                                  : stream->source->classes,
-                                       .multi_hot = info->multi_hot,
-                                       .mixed = stream->order.mixes,
-                                       .drop_last = stream->order.drop_last,
-                                       .device = stream->device};
+    *facts = (struct lib_stream_facts){
+        .shape = {info->shape[0], info->shape[3] ? info->shape[1] : 1, info->shape[info->shape[3] ? 2 : 1],
+                  info->shape[info->shape[3] ? 3 : 2]},
+        .type = output->type,
+        .samples = stream->order.count,
+        .batch = stream->order.global / stream->order.ranks,
+        .rank = stream->order.rank,
+        .ranks = stream->order.ranks,
+        .classes = info->multi_hot             ? (uint32_t)info->mask_bytes
+                   : info->classes             ? info->classes
+                   : stream->source->generates ? images_classes(&stream->source->images)
+                                               : stream->source->classes,
+        .multi_hot = info->multi_hot,
+        .mixed = stream->order.mixes,
+        .drop_last = stream->order.drop_last,
+        .device = stream->device};
     return STATUS_OK;
 }
 

@@ -467,20 +467,28 @@ enum fdsl_status fdsl_trainer_describe(const struct fdsl_trainer *trainer, struc
 
 /* ---- Batches that are handed over ---- */
 
-/* Implements given.release. */
-static enum status release(void *context, void *done_event)
+/* Gives the batch of the step back to the stream. */
+static enum status release_held(struct fdsl_trainer *self)
 {
-    struct fdsl_trainer *self = context;
     struct fdsl_batch *held = self->held;
-    if (self->device >= 0 && self->at_caller)
-        return device_event_wait(self->device, done_event, self->caller_stream);
-    if (self->device >= 0)
-        TRY(device_event_wait(self->device, done_event, self->bridge));
-    if (self->device >= 0 && self->slots[self->turn].used)
-        TRY(device_event_record(self->device, &self->slots[self->turn].taken, self->bridge));
     self->held = NULL;
     return held && give_back(self, held) != FDSL_OK ? status_set(STATUS_FAILED, "%s", fdsl_error())
                                                     : STATUS_OK;
+}
+
+/* Implements given.release. An engine on the CPU calls it in the next step; advance() has given the batch
+ * back before. */
+static enum status release(void *context, void *done_event)
+{
+    struct fdsl_trainer *self = context;
+    if (self->device < 0)
+        return STATUS_OK;
+    if (self->at_caller)
+        return device_event_wait(self->device, done_event, self->caller_stream);
+    TRY(device_event_wait(self->device, done_event, self->bridge));
+    if (self->slots[self->turn].used)
+        TRY(device_event_record(self->device, &self->slots[self->turn].taken, self->bridge));
+    return release_held(self);
 }
 
 /* Copies samples of host memory to device memory, which the step before the previous one has read. */
@@ -567,6 +575,8 @@ static enum fdsl_status take_streamed(struct fdsl_trainer *self, const struct tr
         return result;
     self->seeks = false;
     void *const bridge = self->stream_device < 0 ? NULL : self->bridge;
+    if (release_held(self) != STATUS_OK) /* of a step that failed */
+        return lib_relay(STATUS_FAILED);
     do
         result = fdsl_stream_next(self->stream, bridge, &self->held);
     while (result == FDSL_END);
@@ -597,6 +607,8 @@ static enum status end_epoch(struct fdsl_trainer *self)
 static enum status advance(struct fdsl_trainer *self, uint32_t count)
 {
     TRY(trainer_advance(self->state, count));
+    if (self->device < 0) /* the steps have ended */
+        TRY(release_held(self));
     return trainer_left(self->state) == 0 ? end_epoch(self) : STATUS_OK;
 }
 

@@ -816,11 +816,11 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
 }
 
 /* Returns whether the reference trains on the same images as the engine. Images of the generators bat and
- * gbase differ from those of the reference. */
+ * gbase differ from those of the reference; those that a caller hands over are gone. */
 static bool has_images_of_reference(const struct train *train)
 {
     const char *generator = train->generator ? train->generator : "";
-    return strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
+    return !train->data->given && strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
 }
 
 /* Finds the layer that made the loss non-finite. Restores the state before `bad_step`, then uses the
