@@ -143,7 +143,7 @@ def test_two_ranks_have_the_programs_parameters(tmp_path: pathlib.Path, way: str
     if way == "torchrun" and importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     script = tmp_path / "rank.py"
-    options = {**SHORT, "feed": "live", "sync": "nccl"}
+    options = {**SHORT, "feed": "live"}
     script.write_text(RANK.format(options=options, path=tmp_path / "library.safetensors"))
     environment = {**os.environ, "FDSL_LIBRARY": fdsl.library_path(), "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), *sys.path])}
     if way == "torchrun":
