@@ -284,6 +284,16 @@ class Trainer:
         return int(self._describe().classes)
 
     @property
+    def parameters(self) -> int:
+        """The number of parameters of the network."""
+        return int(self._describe().parameters)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes that the variant uses for parameters, data and activations; on a GPU, of its memory."""
+        return int(self._describe().memory_bytes)
+
+    @property
     def epoch(self) -> int:
         """The number of completed epochs."""
         return int(self._describe().epoch)

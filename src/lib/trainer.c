@@ -433,6 +433,14 @@ static enum fdsl_status end(struct fdsl_trainer *trainer, struct environment *be
     return relay(status);
 }
 
+static uint64_t count_parameters(const struct model *model)
+{
+    uint64_t count = 0;
+    for (uint32_t t = 0; t < model->tensor_count; t++)
+        count += model->tensors[t].is_statistic ? 0 : model->tensors[t].values;
+    return count;
+}
+
 enum fdsl_status fdsl_trainer_describe(const struct fdsl_trainer *trainer, struct fdsl_trainer_info *info)
 {
     struct environment before;
@@ -447,8 +455,8 @@ enum fdsl_status fdsl_trainer_describe(const struct fdsl_trainer *trainer, struc
         trainer_position(trainer->state, &position);
         *info = (struct fdsl_trainer_info){.size = sizeof *info,
                                            .variant = trainer->entry->name,
-                                           .parameters = trainer->input->model.arena_values,
-                                           .memory_bytes = latest->memory_bytes,
+                                           .parameters = count_parameters(&trainer->input->model),
+                                           .memory_bytes = position.memory_bytes,
                                            .classes = trainer->input->data.classes,
                                            .epoch = position.epoch,
                                            .epochs = position.epochs,

@@ -1115,8 +1115,10 @@ void trainer_position(const void *state, struct trainer_position *position)
 {
     const struct trainer *trainer = state;
     const struct train_history *history = &trainer->now.history;
-    *position = (struct trainer_position){
-        .epoch = history->epochs, .epochs = trainer->job->epochs, .steps = train_steps(&trainer->train)};
+    *position = (struct trainer_position){.epoch = history->epochs,
+                                          .epochs = trainer->job->epochs,
+                                          .steps = train_steps(&trainer->train),
+                                          .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
     position->step = position->steps - trainer_left(state);
     position->samples = (uint32_t)train_share(&trainer->train, position->step % position->steps).count;
 }

@@ -113,6 +113,7 @@ struct trainer_position {
     uint32_t epoch, epochs; /* completed epochs; epochs of the training */
     uint32_t step, steps;   /* steps of the current epoch that were passed to the engine; steps of an epoch */
     uint32_t samples;       /* samples of this rank in the next step */
+    uint64_t memory_bytes;  /* that the engine uses */
 };
 void trainer_position(const void *state, struct trainer_position *position);
 
