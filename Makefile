@@ -322,7 +322,7 @@ LIB_OBJECTS := $(LIB_SOURCES:%=$(BUILD)/%.o) $(if $(call on,OMP),,$(patsubst %,$
 LIB_INIH     = $(if $(call on,INIH),$(or $(filter /%,$(shell $(CC) -print-file-name=libinih.a)),-linih))
 # The libraries that the shared library needs beside glibc. The wheel brings copies of them, next to libfdsl.so:
 # DT_RPATH (not DT_RUNPATH) is also searched for what these libraries need. src/lib/late.c opens others at run time.
-LIB_LIBS     = $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,JANSSON),-ljansson) $(if $(call on,ZLIB),-lz) $(if $(call on,ZSTD),-lzstd)
+LIB_LIBS     = $(if $(call on,OMP),-lgomp) $(if $(call on,XXHASH),-lxxhash) $(if $(call on,PNG),-lpng) $(if $(call on,JPEG),-ljpeg) $(if $(call on,WEBP),-lwebp) $(if $(call on,JANSSON),-ljansson) $(if $(call on,ZLIB),-lz) $(if $(call on,ZSTD),-lzstd)
 lib: $(BUILD)/lib/libfdsl.so $(BUILD)/lib/libfdsl.a
 
 $(BUILD)/lib/fdsl.o: $(LIB_OBJECTS) $(BUILD)/objects.a
@@ -434,7 +434,7 @@ check:
 check-gpu: all lib $(GPU_TESTS)
 	@scripts/check/gpu.sh
 	@scripts/check/profile_gpu.sh
-	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py python/tests/test_gpu_loader.py
+	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py python/tests/test_gpu_loader.py python/tests/test_trainer_gpu.py
 	@for engine in cuda tf32 bf16 amp vit resnet; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
 # Runs only the tests of the Python package, with the interpreter PYTHON. If it has no PyTorch 2.1 or newer, installs one in

@@ -36,7 +36,7 @@ floor() { # folder of src/, folders in lower layers
 }
 floor run 'synth load ops train data machine core'
 for room in synth load ops train; do floor $room 'data machine core'; done
-floor lib 'synth ops data machine core'
+floor lib 'synth ops train data machine core'
 floor data 'machine core'
 floor machine core
 floor core core

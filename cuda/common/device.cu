@@ -267,6 +267,50 @@ enum status device_order(int device, void *before, void *after)
     return cuda_status(error, "ordering two streams", __FILE__, __LINE__);
 }
 
+enum status device_stream_create(int device, void **stream)
+{
+    cudaStream_t created;
+    TRY(use(device));
+    CUDA_TRY(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking));
+    *stream = created;
+    return STATUS_OK;
+}
+
+void device_stream_destroy(int device, void *stream)
+{
+    if (!stream || use(device) != STATUS_OK)
+        return;
+    (void)cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
+    (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+    (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+}
+
+enum status device_event_record(int device, void **event, void *stream)
+{
+    cudaEvent_t created;
+    TRY(use(device));
+    if (!*event) {
+        CUDA_TRY(cudaEventCreateWithFlags(&created, cudaEventDisableTiming));
+        *event = created;
+    }
+    return CUDA_STATUS(cudaEventRecord(static_cast<cudaEvent_t>(*event), static_cast<cudaStream_t>(stream)));
+}
+
+void device_event_destroy(int device, void *event)
+{
+    if (!event || use(device) != STATUS_OK)
+        return;
+    (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
+    (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+}
+
+enum status device_event_wait(int device, void *event, void *stream)
+{
+    TRY(use(device));
+    return CUDA_STATUS(
+        cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
+}
+
 bool device_capturing(int device, void *stream)
 {
     bool captured = false;
@@ -310,4 +354,15 @@ enum status device_check_pointer(int device, const char *name, const void *point
                           "%s: host memory, which CUDA device %d cannot use; give device memory", name,
                           device);
     return STATUS_OK;
+}
+
+bool device_has(int device, const void *pointer)
+{
+    cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, pointer) != cudaSuccess) {
+        (void)cudaGetLastError(); /* clear the error, so that the next check does not see it */
+        return false;
+    }
+    return (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged) &&
+           attributes.device == device;
 }

@@ -77,6 +77,40 @@ enum status device_order(int device, void *before, void *after)
     return device_probe(device);
 }
 
+enum status device_stream_create(int device, void **stream)
+{
+    (void)stream;
+    return device_probe(device);
+}
+
+void device_stream_destroy(int device, void *stream)
+{
+    (void)device, (void)stream;
+}
+
+enum status device_event_record(int device, void **event, void *stream)
+{
+    (void)event, (void)stream;
+    return device_probe(device);
+}
+
+void device_event_destroy(int device, void *event)
+{
+    (void)device, (void)event;
+}
+
+enum status device_event_wait(int device, void *event, void *stream)
+{
+    (void)event, (void)stream;
+    return device_probe(device);
+}
+
+bool device_has(int device, const void *pointer)
+{
+    (void)device, (void)pointer;
+    return false;
+}
+
 bool device_capturing(int device, void *stream)
 {
     (void)device, (void)stream;

@@ -4,7 +4,9 @@
 #include <stdio.h>
 
 #include "common/check.cuh"
+#include "common/stream.cuh"
 #include "machine/comm.h"
+#include "train/exchange.h"
 
 #ifdef HAVE_NCCL
 #include <dlfcn.h>
@@ -20,7 +22,9 @@
 #define FUNCTIONS(DO)  \
     DO(GetVersion)     \
     DO(GetErrorString) \
-    DO(GetUniqueId) DO(CommInitRank) DO(AllReduce) DO(CommGetAsyncError) DO(CommDestroy) DO(CommAbort)
+    DO(GetUniqueId)    \
+    DO(CommInitRank)   \
+    DO(AllReduce) DO(AllGather) DO(Broadcast) DO(CommGetAsyncError) DO(CommDestroy) DO(CommAbort)
 
 /* The library, loaded once. */
 static struct {
@@ -171,6 +175,95 @@ static uint64_t nccl_memory_bytes(const void *state)
 
 extern "C" const struct allreduce_method allreduce_nccl = {
     "nccl", nccl_probe, nccl_open, nccl_enqueue, nccl_check, nccl_close, nccl_memory_bytes};
+
+/* ---- Ranks that meet by an ncclUniqueId ---- */
+
+#define MESSAGE_BYTES ((size_t)1 << 26) /* longer arrays are spread in parts */
+
+struct meeting {
+    int device, rank, ranks;
+    ncclComm_t communicator;
+    cudaStream_t stream;
+    uint8_t *memory; /* of the device: `bytes` of this rank, then those of all ranks */
+    size_t bytes;
+};
+
+/* Makes room for `bytes` bytes per rank. */
+static enum status meeting_room(struct meeting *self, size_t bytes)
+{
+    CUDA_TRY(cudaSetDevice(self->device));
+    if (bytes <= self->bytes)
+        return STATUS_OK;
+    (void)cudaFree(self->memory);
+    self->memory = nullptr;
+    self->bytes = 0;
+    CUDA_TRY(cudaMalloc(&self->memory, bytes * (size_t)(self->ranks + 1)));
+    self->bytes = bytes;
+    return STATUS_OK;
+}
+
+enum status exchange_nccl_join(int device, const void *id, int rank, int ranks, void **state)
+{
+    struct meeting *self = static_cast<struct meeting *>(calloc(1, sizeof *self));
+    ncclUniqueId own;
+    *state = self;
+    TRY(ALLOCATED(self, "out of memory"));
+    self->device = device;
+    self->rank = rank;
+    self->ranks = ranks;
+    memcpy(&own, id, sizeof own);
+    TRY(nccl_load());
+    CUDA_TRY(cudaSetDevice(device));
+    CUDA_TRY(cudaStreamCreateWithFlags(&self->stream, cudaStreamNonBlocking));
+    return nccl_status(nccl.CommInitRank(&self->communicator, ranks, own, rank), "ncclCommInitRank");
+}
+
+enum status exchange_nccl_gather(void *state, const void *mine, size_t bytes, void *all)
+{
+    struct meeting *self = static_cast<struct meeting *>(state);
+    const size_t whole = bytes * (size_t)self->ranks;
+    TRY(meeting_room(self, bytes));
+    CUDA_TRY(cudaMemcpyAsync(self->memory, mine, bytes, cudaMemcpyHostToDevice, self->stream));
+    TRY(nccl_status(nccl.AllGather(self->memory, self->memory + self->bytes, bytes, ncclUint8,
+                                   self->communicator, self->stream),
+                    "ncclAllGather"));
+    if (self->rank == 0)
+        CUDA_TRY(
+            cudaMemcpyAsync(all, self->memory + self->bytes, whole, cudaMemcpyDeviceToHost, self->stream));
+    return CUDA_STATUS(cudaStreamSynchronize(self->stream));
+}
+
+enum status exchange_nccl_spread(void *state, void *data, size_t bytes)
+{
+    struct meeting *self = static_cast<struct meeting *>(state);
+    for (size_t done = 0; done < bytes; done += MESSAGE_BYTES) {
+        const size_t part = bytes - done < MESSAGE_BYTES ? bytes - done : MESSAGE_BYTES;
+        uint8_t *at = static_cast<uint8_t *>(data) + done;
+        TRY(meeting_room(self, part));
+        if (self->rank == 0)
+            CUDA_TRY(cudaMemcpyAsync(self->memory, at, part, cudaMemcpyHostToDevice, self->stream));
+        TRY(nccl_status(
+            nccl.Broadcast(self->memory, self->memory, part, ncclUint8, 0, self->communicator, self->stream),
+            "ncclBroadcast"));
+        if (self->rank > 0)
+            CUDA_TRY(cudaMemcpyAsync(at, self->memory, part, cudaMemcpyDeviceToHost, self->stream));
+        CUDA_TRY(cudaStreamSynchronize(self->stream));
+    }
+    return STATUS_OK;
+}
+
+void exchange_nccl_leave(void *state)
+{
+    struct meeting *self = static_cast<struct meeting *>(state);
+    if (!self)
+        return;
+    /* Ignores errors: nothing can be done about them, and nothing depends on them. */
+    if (self->communicator)
+        (void)nccl.CommDestroy(self->communicator);
+    (void)cudaFree(self->memory);
+    destroy(self->stream);
+    free(self);
+}
 #else
 static enum status nccl_probe(int device)
 {
@@ -191,4 +284,27 @@ const char *allreduce_nccl_version(void)
 
 extern "C" const struct allreduce_method allreduce_nccl = {
     .name = "nccl", .probe = nccl_probe, .open = nccl_open};
+
+enum status exchange_nccl_join(int device, const void *id, int rank, int ranks, void **state)
+{
+    (void)id, (void)rank, (void)ranks, (void)state;
+    return nccl_probe(device);
+}
+
+enum status exchange_nccl_gather(void *state, const void *mine, size_t bytes, void *all)
+{
+    (void)state, (void)mine, (void)bytes, (void)all;
+    return nccl_probe(0);
+}
+
+enum status exchange_nccl_spread(void *state, void *data, size_t bytes)
+{
+    (void)state, (void)data, (void)bytes;
+    return nccl_probe(0);
+}
+
+void exchange_nccl_leave(void *state)
+{
+    (void)state;
+}
 #endif

@@ -545,3 +545,9 @@ uint64_t device_engine_memory_bytes(const void *state)
     const struct device_engine *engine = static_cast<const struct device_engine *>(state);
     return engine->allocations.bytes + device_feed_memory_bytes(&engine->feed);
 }
+
+void *device_engine_test_samples(const void *state)
+{
+    return const_cast<void *>(
+        static_cast<const void *>(static_cast<const struct device_engine *>(state)->sets[DATA_TEST].values));
+}

@@ -145,5 +145,6 @@ void device_engine_progress(const void *state, struct train_progress *progress);
 enum status device_engine_evaluate(void *state, enum data_part part, uint32_t first, uint32_t count,
                                    float *logits);
 uint64_t device_engine_memory_bytes(const void *state);
+void *device_engine_test_samples(const void *state);
 
 #endif

@@ -669,7 +669,8 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .progress = device_engine_progress,
             .gradients = device_engine_gradients,
             .evaluate = device_engine_evaluate,
-            .memory_bytes = device_engine_memory_bytes};
+            .memory_bytes = device_engine_memory_bytes,
+            .test_samples = device_engine_test_samples};
 }
 
 /* docs/train_mixed.md explains the bounds. */

@@ -12,6 +12,7 @@
 #include "common/stream.cuh"
 #include "core/phase.h"
 #include "train/data_mixture.h"
+#include "train/given.h"
 
 /* ---- Opening ---- */
 
@@ -148,10 +149,16 @@ static enum status open_loading(struct device_feed *feed, const struct resources
     device_stream_use(resources->device);
     CUDA_TRY(cudaEventCreateWithFlags(&feed->taken, cudaEventDisableTiming));
     feed->mixes = data->mixture != nullptr;
+    feed->given = data->given != nullptr;
     if (feed->mixes)
         return open_mixture(feed, resources);
     TRY(feed_stream_open(train, resources->threads, DEVICE_STREAM_HELD, feed->decoder->kind,
                          device_stream_pin, device_stream_unpin, &feed->loading));
+    if (feed->given) { /* its batches are in device memory */
+        CUDA_TRY(cudaHostAlloc(&feed->wrong, sizeof *feed->wrong, cudaHostAllocMapped));
+        *feed->wrong = 0;
+        return STATUS_OK;
+    }
     const bool decodes = train->decoding && train->decoding->share > 0;
     const struct device_stream_request request = {.decoder = decodes ? feed->decoder : nullptr,
                                                   .res = data->shape.height,
@@ -192,6 +199,7 @@ void device_feed_close(struct device_feed *feed)
     if (feed->decoder)
         image_decoder_close(feed->decoder);
     delete feed->decoder;
+    (void)cudaFreeHost(feed->wrong);
     (void)cudaFreeHost(feed->staging);
     (void)cudaFreeHost(feed->staged_multi_hot);
     free(feed->host_numbers);
@@ -206,6 +214,8 @@ void device_feed_close(struct device_feed *feed)
 
 uint64_t device_feed_memory_bytes(const struct device_feed *feed)
 {
+    if (feed->given)
+        return 0;
     if (feed->loading.stream && feed->mixes)
         return device_mix_memory_bytes(feed->loading.stream) + feed->decoder->bytes;
     if (feed->loading.stream)
@@ -355,6 +365,43 @@ static enum status set_labels(const struct device_feed *feed, uint32_t *labels, 
     return CUDA_LAUNCHED("label_kernel");
 }
 
+/* Converts labels of the caller. Label -1 becomes DATA_MASKED; counts labels that are no classes. */
+static __global__ void given_label_kernel(const int64_t *from, uint32_t count, uint32_t classes,
+                                          uint32_t *labels, uint32_t *wrong)
+{
+    const uint32_t j = own_element();
+    if (j >= count)
+        return;
+    const int64_t label = from[j];
+    const bool known = label >= 0 && label < classes;
+    labels[j] = known ? (uint32_t)label : DATA_MASKED;
+    if (!known && label != STREAM_MASKED)
+        atomicAdd_system(wrong, 1);
+}
+
+/* Enqueues setting the labels of samples that the caller hands over, whose numbers are consecutive. Those of
+ * the data are in host memory, and change in the next epoch only. */
+static enum status copy_labels(const struct device_feed *feed, const struct device_set *set,
+                               cudaStream_t stream)
+{
+    const struct data *data = feed->train->data;
+    const struct data_set *from = &data->sets[DATA_TRAIN];
+    const uint32_t count = feed->batch.samples.count, first = count ? feed->batch.numbers[0] : 0;
+    const size_t words = multi_hot_words(data->classes);
+    if (count == 0)
+        return STATUS_OK;
+    if (data->given->device_labels) {
+        given_label_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
+            data->given->device_labels, count, data->classes, set->labels + first, feed->wrong);
+        return CUDA_LAUNCHED("given_label_kernel");
+    }
+    if (data->multi_hot)
+        CUDA_TRY(cudaMemcpyAsync(set->multi_hot + first * words, from->multi_hot + first * words,
+                                 count * words * sizeof *set->multi_hot, cudaMemcpyHostToDevice, stream));
+    return CUDA_STATUS(cudaMemcpyAsync(set->labels + first, from->labels + first, count * sizeof *set->labels,
+                                       cudaMemcpyHostToDevice, stream));
+}
+
 /* Takes the batch of a step from the stream. `stream` waits until it is complete. */
 static enum status take_loaded(struct device_feed *feed, uint32_t epoch, uint32_t step, cudaStream_t stream,
                                struct device_set *set)
@@ -365,7 +412,9 @@ static enum status take_loaded(struct device_feed *feed, uint32_t epoch, uint32_
     TRY(feed_stream_next(&feed->loading, epoch, step, feed->numbers, train_generated(train, own),
                          &feed->batch));
     CUDA_TRY(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(feed->batch.ready), 0));
-    TRY(feed->mixes ? set_labels(feed, set->labels, stream) : mask_labels(feed, set->labels, stream));
+    TRY(feed->given   ? copy_labels(feed, set, stream)
+        : feed->mixes ? set_labels(feed, set->labels, stream)
+                      : mask_labels(feed, set->labels, stream));
     set->values = feed->batch.samples.values;
     set->held = {true, train_generated(train, 1) > 1, own, 0};
     return STATUS_OK;
@@ -536,6 +585,10 @@ enum status device_feed_totals(struct device_feed *feed, uint64_t steps, struct 
     feed->timing_count = 0;
     if (!feed->loading.stream)
         return STATUS_OK;
+    if (feed->wrong && *feed->wrong > 0)
+        return status_set(STATUS_USAGE,
+                          "labels: %u samples have labels that are not below the number of classes, %u",
+                          *feed->wrong, feed->train->data->classes);
     feed_stream_totals(&feed->loading, totals);
     totals->stall_s = stall_ms * scale;
     return STATUS_OK;

@@ -57,10 +57,12 @@ struct device_feed {
     /* DATA_LOAD only: */
     struct feed_stream loading;    /* closed: the training set is not loaded */
     bool mixes;                    /* its stream is that of a mixture (common/device_mix.cuh) */
+    bool given;                    /* its stream is that of train/given.h */
     struct image_decoder *decoder; /* owned */
-    uint32_t *numbers;             /* room for train_batch() */
-    struct stream_batch batch;     /* of the current step */
-    cudaEvent_t taken;             /* this batch has been gathered */
+    uint32_t *wrong;   /* host memory that kernels write: labels that are no classes (train/given.h) */
+    uint32_t *numbers; /* room for train_batch() */
+    struct stream_batch batch; /* of the current step */
+    cudaEvent_t taken;         /* this batch has been gathered */
     /* DATA_LIVE only, except for the timings: */
     uint64_t
         *host_numbers; /* sample numbers of a batch; NULL if the generator does not need them on the host */

@@ -219,6 +219,45 @@ class MonitorConfigStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class TrainerConfigStruct(ctypes.Structure):
+    """struct fdsl_trainer_config"""
+
+    _fields_ = [
+        ("size", c_size_t), ("variant", c_char_p), ("options", POINTER(c_char_p)), ("device", c_int), ("threads", c_int),
+        ("stream", c_void_p), ("samples", c_uint64), ("shape", c_uint32 * 4), ("classes", c_uint32), ("dtype", c_char_p),
+        ("multi_hot", c_int), ("mixed", c_int), ("rank", c_uint32), ("world_size", c_uint32), ("address", c_char_p),
+        ("port", c_uint32), ("mpi_comm", c_void_p), ("nccl_id", c_void_p),
+    ]  # fmt: skip
+
+
+class TrainerBatchStruct(ctypes.Structure):
+    """struct fdsl_trainer_batch"""
+
+    _fields_ = [
+        ("size", c_size_t), ("images", c_void_p), ("labels", c_void_p), ("multi_hot", c_void_p), ("count", c_uint32),
+        ("share", c_float),
+    ]  # fmt: skip
+
+
+class TrainerScoreStruct(ctypes.Structure):
+    """struct fdsl_trainer_score"""
+
+    _fields_ = [
+        ("size", c_size_t), ("samples", c_uint64), ("loss", c_double), ("accuracy", c_double), ("precision", c_double),
+    ]  # fmt: skip
+
+
+class TrainerInfoStruct(ctypes.Structure):
+    """struct fdsl_trainer_info"""
+
+    _fields_ = [
+        ("size", c_size_t), ("variant", c_char_p), ("parameters", c_uint64), ("memory_bytes", c_uint64),
+        ("classes", c_uint32), ("epoch", c_uint32), ("epochs", c_uint32), ("step", c_uint32), ("steps", c_uint32),
+        ("batch", c_uint32), ("train_loss", c_double), ("train_accuracy", c_double), ("test_loss", c_double),
+        ("test_accuracy", c_double), ("epoch_s", c_double),
+    ]  # fmt: skip
+
+
 MIX_FIRST = (1 << 32) - 1  # FDSL_MIX_FIRST
 END, PENDING = 5, 6  # FDSL_END, FDSL_PENDING
 IMAGES, LABELS, NUMBERS, ROWS, TARGETS, MASKS = 0, 1, 2, 3, 4, 5  # enum fdsl_field
@@ -287,6 +326,21 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_monitor_start": (c_int, [POINTER(MonitorConfigStruct), POINTER(c_void_p)]),
     "fdsl_monitor_phase": (c_int, [c_void_p, c_char_p]),
     "fdsl_monitor_stop": (c_int, [c_void_p]),
+    "fdsl_trainer_config_init": (c_int, [POINTER(TrainerConfigStruct), c_size_t]),
+    "fdsl_trainer_open": (c_int, [POINTER(TrainerConfigStruct), POINTER(c_void_p)]),
+    "fdsl_trainer_close": (None, [c_void_p]),
+    "fdsl_trainer_describe": (c_int, [c_void_p, POINTER(TrainerInfoStruct)]),
+    "fdsl_trainer_step": (c_int, [c_void_p, c_uint32]),
+    "fdsl_trainer_step_batch": (c_int, [c_void_p, POINTER(TrainerBatchStruct), c_void_p]),
+    "fdsl_trainer_read": (c_int, [c_void_p, POINTER(TrainerScoreStruct)]),
+    "fdsl_trainer_evaluate": (c_int, [c_void_p, POINTER(TrainerScoreStruct)]),
+    "fdsl_trainer_evaluate_batch": (
+        c_int, [c_void_p, POINTER(TrainerBatchStruct), c_void_p, c_void_p, POINTER(TrainerScoreStruct)],
+    ),
+    "fdsl_trainer_save": (c_int, [c_void_p, c_char_p]),
+    "fdsl_trainer_load": (c_int, [c_void_p, c_char_p]),
+    "fdsl_trainer_export": (c_int, [c_void_p, c_char_p]),
+    "fdsl_trainer_import": (c_int, [c_void_p, c_char_p]),
 }
 
 

@@ -222,12 +222,12 @@ for words in dict(classes=0), dict(generator='none'), dict(device='none'), dict(
 
 def test_doctests() -> None:
     code = """
-import doctest, fdsl, fdsl._array, fdsl._embeddings, fdsl._generator, fdsl._images, fdsl._memory, fdsl._monitor
-for module in fdsl, fdsl._array, fdsl._embeddings, fdsl._generator, fdsl._images, fdsl._memory, fdsl._monitor:
+import doctest, fdsl, fdsl._array, fdsl._embeddings, fdsl._generator, fdsl._images, fdsl._memory, fdsl._monitor, fdsl._trainer
+for module in fdsl, fdsl._array, fdsl._embeddings, fdsl._generator, fdsl._images, fdsl._memory, fdsl._monitor, fdsl._trainer:
     print(doctest.testmod(module).failed)
 """
     pytest.importorskip("numpy")
-    assert run_python(code).stdout == "0\n" * 7
+    assert run_python(code).stdout == "0\n" * 8
 
 
 def test_readme_examples_that_need_no_gpu(tmp_path: pathlib.Path, monkeypatch: Any) -> None:

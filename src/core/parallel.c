@@ -5,32 +5,32 @@
 #include <omp.h>
 #endif
 
-/* ---- Threads ---- */
+/* ---- Threads. libfdsl has its own definitions of both functions (src/lib/fdsl.c) ---- */
 
 #ifdef _OPENMP
 
-void parallel_for(int threads, uint64_t count, parallel_task *task, void *context)
+__attribute__((weak)) void parallel_for(int threads, uint64_t count, parallel_task *task, void *context)
 {
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (uint64_t i = 0; i < count; i++)
         task(context, i, omp_get_thread_num());
 }
 
-int parallel_threads(void)
+__attribute__((weak)) int parallel_threads(void)
 {
     return omp_get_max_threads();
 }
 
 #else
 
-void parallel_for(int threads, uint64_t count, parallel_task *task, void *context)
+__attribute__((weak)) void parallel_for(int threads, uint64_t count, parallel_task *task, void *context)
 {
     (void)threads;
     for (uint64_t i = 0; i < count; i++)
         task(context, i, 0);
 }
 
-int parallel_threads(void)
+__attribute__((weak)) int parallel_threads(void)
 {
     return 1;
 }

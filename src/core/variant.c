@@ -66,8 +66,15 @@
 #include "core/variants.def"
 #undef VARIANT
 
+/* libfdsl has only the variants of one workload (src/lib/fdsl.c). */
+#ifdef VARIANTS_OF
+#define LINKED(workload, variant) \
+    __builtin_choose_expr(__builtin_strcmp(workload, VARIANTS_OF) == 0, variant, NULL)
+#else
+#define LINKED(workload, variant) variant
+#endif
 #define VARIANT(symbol, name, workload, needs, summary) \
-    {name, workload, #needs, summary, WITH_##needs(symbol)},
+    {name, workload, #needs, summary, LINKED(workload, WITH_##needs(symbol))},
 const struct variant_entry variant_table[] = {
 #include "core/variants.def"
 };
@@ -86,6 +93,7 @@ static const struct {
 
 const size_t variant_count = COUNT_OF(variant_table);
 
+#ifndef VARIANTS_OF
 enum status variant_table_check(void)
 {
     for (size_t i = 0; i < variant_count; i++) {
@@ -105,6 +113,7 @@ enum status variant_table_check(void)
     }
     return STATUS_OK;
 }
+#endif
 
 const struct variant_entry *variant_find(const char *name)
 {

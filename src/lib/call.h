@@ -77,6 +77,37 @@ enum status lib_pooled_open(int threads, struct generator **generator);
  * starting the threads. */
 enum status lib_on_threads(int threads, enum status (*work)(void *context), void *context);
 
+/* ---- What trainers use of streams (stream.c) ---- */
+
+struct lib_stream_facts {
+    uint32_t shape[4]; /* channels, depth, height, width */
+    int type;          /* enum dtype */
+    uint32_t samples, batch, rank, ranks,
+        classes; /* batch: samples per step of a rank; classes 0: not known */
+    bool multi_hot, mixed, drop_last;
+    int device;
+};
+
+/* STATUS_USAGE if the stream is not open, or if its batches are not images with labels, channels first. */
+enum status lib_stream_facts(const struct fdsl_stream *stream, struct lib_stream_facts *facts);
+
+/* The parts of a batch, in the memory of its stream. */
+struct lib_batch_parts {
+    const void *images;
+    const int64_t *labels;
+    const uint8_t *rows; /* of multi-hot labels */
+    uint32_t count;
+    float share; /* weight of a sample in its mixture; 1: not mixed */
+    uint64_t epoch, step;
+};
+void lib_batch_parts(const struct fdsl_batch *batch, struct lib_batch_parts *parts);
+
+/* ---- The ranks of a trainer (ranks.c), which implements machine/comm.h ---- */
+
+/* Joins the ranks of the configuration, and sets the number of this rank. Collective. */
+enum status lib_ranks_open(const struct fdsl_trainer_config *config, uint32_t *rank, uint32_t *ranks);
+void lib_ranks_close(void);
+
 /* ---- */
 
 /* Opens the libraries that a data set at this path or URL needs: remote_options.prepare of libfdsl.

@@ -1270,3 +1270,10 @@ int fdsl_capturing(int device, void *stream)
     RESTORED int before = device_current();
     return device_capturing(device, stream);
 }
+
+/* ---- What trainers use of the program, without the parts that the library does not link ---- */
+
+#define VARIANTS_OF "train"
+#include "core/variant.c"
+#undef HAVE_HWLOC
+#include "machine/env.c"

@@ -977,6 +977,157 @@ FDSL_API enum fdsl_status fdsl_monitor_phase(struct fdsl_monitor *monitor, const
  * its samples. In a child after fork(), does nothing and returns FDSL_FAILED. */
 FDSL_API enum fdsl_status fdsl_monitor_stop(struct fdsl_monitor *monitor);
 
+/* ---- Training ----
+ *
+ * A trainer trains a network of fdsl-bench with the variants of its workload `train`: the same steps,
+ * options, checkpoints and results. It takes its samples from data that its options name, from an open
+ * stream, or from batches of the caller:
+ *
+ *     struct fdsl_trainer_config config;
+ *     struct fdsl_trainer *trainer;
+ *     const char *options[] = {"model", "vit-tiny", "data", "synth", "epochs", "3", NULL};
+ *     fdsl_trainer_config_init(&config, sizeof config);
+ *     config.variant = "train-vit";
+ *     config.options = options;
+ *     if (fdsl_trainer_open(&config, &trainer) != FDSL_OK)
+ *         errx(1, "%s", fdsl_error());
+ *     while (fdsl_trainer_step(trainer, 1) == FDSL_OK)
+ *         ;
+ *     fdsl_trainer_save(trainer, "checkpoints");
+ *     fdsl_trainer_close(trainer);
+ *
+ * A process has one trainer at a time, because the ranks of a training run are processes. Calls on it must
+ * not overlap, but it can be used at the same time as generators and streams. On a GPU, steps are enqueued
+ * and not waited for; only functions that return results wait. With several ranks, all ranks call the same
+ * functions in the same order. */
+
+/* Describes a trainer. Set all fields with fdsl_trainer_config_init(), then change some. fdsl_trainer_open()
+ * copies strings and lists. */
+struct fdsl_trainer_config {
+    size_t size; /* sizeof(struct fdsl_trainer_config) of the caller: later versions may append fields */
+    const char
+        *variant; /* such as "train-vit" or "train-omp"; "auto" (default): the fastest that works here */
+    /* Names and values of options of `fdsl-bench --workload train`, in pairs; the list ends with NULL. Names
+     * have '_' or '-' between words; flags have the value "yes" or "no". NULL (default): none. */
+    const char *const *options;
+    int device;  /* the CUDA device of variants for GPUs; default 0 */
+    int threads; /* CPU threads; 0 (default): OMP_NUM_THREADS, else all that the process may use */
+
+    /* Where samples come from, if not from the option `data`. Values enter the network as they are, bytes
+     * divided by 255; the options `mean` and `std` normalise them. */
+    struct fdsl_stream *stream; /* an open stream, which must outlive the trainer; images of any type, layout
+                                 * "nchw". Sets the fields below except `classes`, which it may not know, and
+                                 * the options `batch` and `drop_last`. NULL (default): none */
+    uint64_t samples;           /* samples of an epoch, of all ranks; 0 (default): none are handed over */
+    uint32_t shape[4]; /* of a sample: (channels, height, width), or of a clip (channels, frames, height,
+                        * width); others are 0 */
+    uint32_t classes;  /* number of classes; 0 (default): that of the stream */
+    const char *dtype; /* "u8" (default), "f16", "bf16" or "f32" */
+    int multi_hot;     /* 1: a sample may show several classes; needs the option loss=bce */
+    int mixed;         /* 1: batches may be mixed (struct fdsl_trainer_batch, share) */
+
+    /* The ranks of the training run, each with its own process and batch (--scaling weak). By default there
+     * is one. They meet at one of these: */
+    uint32_t rank, world_size;
+    const char
+        *address; /* host of rank 0, which listens at `port`; others wait for it. NULL (default): none */
+    uint32_t port;
+    const void
+        *mpi_comm;       /* address of an MPI_Comm, which the trainer uses until it is closed, of the MPI that
+                          * the process has loaded; it decides rank and world_size. NULL (default): none */
+    const void *nccl_id; /* an ncclUniqueId of 128 bytes, the same on all ranks; NULL (default): none */
+};
+
+/* A batch of the caller. Its samples are contiguous, each in C order. */
+struct fdsl_trainer_batch {
+    size_t size;              /* sizeof(struct fdsl_trainer_batch) of the caller */
+    const void *images;       /* host memory, or memory of the trainer's device (aligned to 16 bytes) */
+    const int64_t *labels;    /* the class of each sample, or -1: it does not count. Host or device memory */
+    const uint8_t *multi_hot; /* config.multi_hot: one byte per class of each sample, in host memory */
+    uint32_t count;
+    float share; /* with config.mixed: sample i has the class of sample i with this weight, and that of sample
+                  * count - 1 - i with the rest, as timm's Mixup and streams mix a batch; 0 or 1: not mixed */
+};
+
+/* The mean results of samples. */
+struct fdsl_trainer_score {
+    size_t size;      /* sizeof(struct fdsl_trainer_score) of the caller; set it before the call */
+    uint64_t samples; /* without those that do not count */
+    double loss, accuracy;
+    double precision; /* mean average precision of multi-hot labels; NaN: not computed */
+};
+
+/* The state of a trainer. */
+struct fdsl_trainer_info {
+    size_t size;         /* sizeof(struct fdsl_trainer_info) of the caller; set it before the call */
+    const char *variant; /* valid until the trainer is closed */
+    uint64_t parameters, memory_bytes;
+    uint32_t classes;
+    uint32_t epoch, epochs; /* completed epochs, and those of the training run */
+    uint32_t step, steps;   /* steps of the current epoch that were begun, and steps of an epoch */
+    uint32_t batch;         /* samples of this rank in the next step */
+    /* Of the latest completed epoch; NaN before: */
+    double train_loss, train_accuracy; /* means over its steps */
+    double test_loss, test_accuracy;   /* NaN without a test set */
+    double epoch_s;                    /* duration of its steps */
+};
+
+struct fdsl_trainer;
+
+/* Sets the defaults, as fdsl_config_init(). Thread-safe. */
+FDSL_API enum fdsl_status fdsl_trainer_config_init(struct fdsl_trainer_config *config, size_t size);
+
+/* Opens a trainer; the caller closes it. FDSL_INVALID for an unknown or wrong option, or if a trainer is open
+ * in this process; FDSL_UNAVAILABLE if the build or machine lacks the variant; FDSL_FAILED if samples cannot
+ * be read or memory runs out. `*trainer` becomes NULL after an error. With the options checkpoint and resume,
+ * it continues from the latest checkpoint of a folder, also of the program. */
+FDSL_API enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config,
+                                            struct fdsl_trainer **trainer);
+/* Waits for the steps, and frees the trainer; NULL is allowed. Does nothing in a child after fork(). */
+FDSL_API void fdsl_trainer_close(struct fdsl_trainer *trainer);
+
+FDSL_API enum fdsl_status fdsl_trainer_describe(const struct fdsl_trainer *trainer,
+                                                struct fdsl_trainer_info *info);
+
+/* Runs up to `count` steps on the data or on the stream; less at the end of an epoch. After the last step of
+ * an epoch, waits for its steps, tests the network, and writes the checkpoint of the option checkpoint.
+ * FDSL_END, without a step, after the last epoch. A stream is read from the position of the trainer. */
+FDSL_API enum fdsl_status fdsl_trainer_step(struct fdsl_trainer *trainer, uint32_t count);
+
+/* Runs a step on a batch of the caller, which has as many samples as info.batch says. `cuda_stream` is the
+ * CUDA stream on which device memory of the batch is written, NULL for the default stream; later work on it
+ * waits until the batch was read. Host memory can be overwritten after the call. Ends epochs as
+ * fdsl_trainer_step(). */
+FDSL_API enum fdsl_status fdsl_trainer_step_batch(struct fdsl_trainer *trainer,
+                                                  const struct fdsl_trainer_batch *batch, void *cuda_stream);
+
+/* Waits for all steps. Sets the means over the samples of the steps since the previous call, of all ranks. */
+FDSL_API enum fdsl_status fdsl_trainer_read(struct fdsl_trainer *trainer, struct fdsl_trainer_score *score);
+
+/* Tests the network on the test set of the data. */
+FDSL_API enum fdsl_status fdsl_trainer_evaluate(struct fdsl_trainer *trainer,
+                                                struct fdsl_trainer_score *score);
+
+/* Tests the network on a batch, of at most `batch` samples, of a trainer that has no data of its own.
+ * `logits` receives (count, classes) values in host memory; NULL: they are not wanted. Labels must be in host
+ * memory. Not collective. */
+FDSL_API enum fdsl_status fdsl_trainer_evaluate_batch(struct fdsl_trainer *trainer,
+                                                      const struct fdsl_trainer_batch *batch,
+                                                      void *cuda_stream, float *logits,
+                                                      struct fdsl_trainer_score *score);
+
+/* fdsl_trainer_save() writes a checkpoint of the current step into a folder. fdsl_trainer_load() continues
+ * from the latest checkpoint of a folder, bit for bit; FDSL_INVALID if it is of other options or samples. The
+ * program reads and writes the same checkpoints. */
+FDSL_API enum fdsl_status fdsl_trainer_save(struct fdsl_trainer *trainer, const char *folder);
+FDSL_API enum fdsl_status fdsl_trainer_load(struct fdsl_trainer *trainer, const char *folder);
+
+/* fdsl_trainer_export() writes the parameters as safetensors, with the names of torchvision or timm, as
+ * --export does. fdsl_trainer_import() reads parameters as --init does, and clears the moments of the
+ * optimizer; FDSL_INVALID within an epoch. */
+FDSL_API enum fdsl_status fdsl_trainer_export(struct fdsl_trainer *trainer, const char *path);
+FDSL_API enum fdsl_status fdsl_trainer_import(struct fdsl_trainer *trainer, const char *path);
+
 #ifdef __cplusplus
 }
 #endif

@@ -19,6 +19,16 @@ struct images {
 enum status images_open(const struct fdsl_config *config, uint64_t count, int fresh, struct images *images);
 void images_free(struct images *images);
 
+/* Returns the largest label plus 1. */
+static inline uint32_t images_classes(const struct images *images)
+{
+    const struct synth *synth = &images->synth;
+    uint32_t classes = 0;
+    for (uint32_t c = 0; c < synth->class_count; c++)
+        classes = synth->rows[c].id >= classes ? synth->rows[c].id + 1 : classes;
+    return classes;
+}
+
 /* Sets the type and the layout of `output`, and `*transform` to the hash of the output format. */
 void images_get_format(const struct images *images, struct image_output *output, uint64_t *transform);
 

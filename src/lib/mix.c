@@ -72,15 +72,6 @@ static enum status take_weights(const struct fdsl_mix_config *config, struct mix
     return STATUS_OK;
 }
 
-/* Returns the largest label of generated images plus one. */
-static uint32_t classes_of(const struct synth *synth)
-{
-    uint32_t classes = 0;
-    for (uint32_t c = 0; c < synth->class_count; c++)
-        classes = synth->rows[c].id >= classes ? synth->rows[c].id + 1 : classes;
-    return classes;
-}
-
 /* Sets the classes of the mixture and their names. Joined classes have the names of the source with the most
  * classes. */
 static enum status join_classes(const struct fdsl_mix_config *config, struct fdsl_source *self, bool offset)
@@ -91,7 +82,7 @@ static enum status join_classes(const struct fdsl_mix_config *config, struct fds
     for (uint32_t k = 0; k < mix->request.count; k++) {
         const struct fdsl_source *part = mix->sources[k];
         const uint32_t given = config->classes ? config->classes[k] : 0;
-        mix->classes[k] = part->generates ? classes_of(&part->images.synth) : part->classes;
+        mix->classes[k] = part->generates ? images_classes(&part->images) : part->classes;
         if (given && given < mix->classes[k])
             return status_set(STATUS_USAGE, "classes: source %u has %u classes, not %u", k, mix->classes[k],
                               given);

@@ -72,6 +72,7 @@ struct fdsl_stream {
     struct image_output output;
     struct image_output changes; /* what CPU threads do before the device stores images as `output` says */
     struct fdsl_stream_info info;
+    struct mixing mixing; /* of MixUp and CutMix */
     uint64_t transform;
     double wait_s; /* 0: calls wait as long as it takes */
     bool ended;    /* the last batch of an epoch was delivered, but not the end of the epoch */
@@ -480,6 +481,7 @@ static enum status set_mixing(const struct fdsl_stream_config *config, struct fd
                           "set does not name its classes; set it");
     self->info.classes = config->classes ? config->classes : source->classes;
     self->order.mixes = true;
+    self->mixing = mixing;
     return lib_check_count("classes", self->info.classes, 2, CLASSES_MAX);
 }
 
@@ -1792,4 +1794,53 @@ void fdsl_stream_cancel(struct fdsl_stream *stream)
 {
     if (stream && stream->process == getpid() && !stream->opening)
         stream_cancel(stream->stream);
+}
+
+/* ---- For trainers ---- */
+
+enum status lib_stream_facts(const struct fdsl_stream *stream, struct lib_stream_facts *facts)
+{
+    TRY(check_stream(stream));
+    const struct fdsl_stream_info *info = &stream->info;
+    const struct image_output *output = &stream->output;
+    if (stream->source->rows || (info->mask_bytes && !info->multi_hot))
+        return status_set(STATUS_USAGE, "stream: a trainer needs images with labels");
+    if (output->interleaved || output->frames)
+        return status_set(STATUS_USAGE,
+                          "stream: a trainer needs channels first: layout \"nchw\", axes \"cthw\"");
+    *facts = (struct lib_stream_facts){
+        .shape = {info->shape[0], info->shape[3] ? info->shape[1] : 1, info->shape[info->shape[3] ? 2 : 1],
+                  info->shape[info->shape[3] ? 3 : 2]},
+        .type = output->type,
+        .samples = stream->order.count,
+        .batch = stream->order.global / stream->order.ranks,
+        .rank = stream->order.rank,
+        .ranks = stream->order.ranks,
+        .classes = info->multi_hot             ? (uint32_t)info->mask_bytes
+                   : info->classes             ? info->classes
+                   : stream->source->generates ? images_classes(&stream->source->images)
+                                               : stream->source->classes,
+        .multi_hot = info->multi_hot,
+        .mixed = stream->order.mixes,
+        .drop_last = stream->order.drop_last,
+        .device = stream->device};
+    return STATUS_OK;
+}
+
+void lib_batch_parts(const struct fdsl_batch *batch, struct lib_batch_parts *parts)
+{
+    *parts = (struct lib_batch_parts){.images = batch->images,
+                                      .labels = batch->labels,
+                                      .rows = batch->masks,
+                                      .count = batch->batch.samples.count,
+                                      .share = 1,
+                                      .epoch = batch->batch.epoch,
+                                      .step = batch->batch.step};
+    const struct fdsl_stream *stream = batch->owner;
+    const uint32_t *extents = stream->info.shape;
+    const struct shape shape = {extents[0], 1, extents[1], extents[2]};
+    if (stream->order.mixes) /* a device mixes its batches itself, with the same draws */
+        parts->share = mix_draw(&stream->mixing, stream->order.seed, (uint32_t)parts->epoch,
+                                (uint32_t)parts->step, &shape)
+                           .share;
 }

@@ -98,6 +98,19 @@ enum status device_wait(int device, void *stream);
 /* Makes later work on `after` wait for the work on `before`, unless one of them is being captured. */
 enum status device_order(int device, void *before, void *after);
 
+/* Opens a stream that does not wait for the default stream; device_stream_destroy() waits for its work and
+ * ignores NULL. */
+enum status device_stream_create(int device, void **stream);
+void device_stream_destroy(int device, void *stream);
+
+/* Records an event, a cudaEvent_t, after the work on `stream`. Creates it if `*event` is NULL; the caller
+ * destroys it. */
+enum status device_event_record(int device, void **event, void *stream);
+void device_event_destroy(int device, void *event);
+
+/* Makes later work on `stream` wait for an event. */
+enum status device_event_wait(int device, void *event, void *stream);
+
 /* Returns whether `stream` is being captured into a graph; false after an error. `device` -1: the current
  * one. */
 bool device_capturing(int device, void *stream);
@@ -108,6 +121,9 @@ enum status device_load(int device);
 
 /* Enqueues `*word += step` on `stream`; `word` is device memory. */
 enum status device_add(int device, uint64_t *word, uint64_t step, void *stream);
+
+/* Returns whether `pointer` is memory that CUDA allocated on `device`; false without CUDA. */
+bool device_has(int device, const void *pointer);
 
 /* Checks that CUDA kernels on `device` can use `pointer`. If not, STATUS_USAGE with a message that begins
  * with `name`. */

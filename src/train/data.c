@@ -26,6 +26,7 @@
 #include "train/data.h"
 #include "train/data_fill.h"
 #include "train/data_mixture.h"
+#include "train/given.h"
 
 /* Opens a source with the option values in `parameters`, calls data_fill(), and closes the source. An error
  * of generated samples names --data; an error of files names the file. */
@@ -430,7 +431,7 @@ static const struct data *covered(const struct data *data)
 
 bool data_stream_has_jpeg(const struct data *data)
 {
-    if (data->rows)
+    if (data->rows || data->given)
         return false;
     data = covered(data);
     const struct dataset *dataset = source_dataset_set(&data->source->reader);
@@ -480,6 +481,8 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
                         struct stream **stream)
 {
     const bool reads = data->feed == DATA_LOAD && !data->rows;
+    if (data->given)
+        return given_stream(data, request, stream);
     if (data->mixture)
         return data_mixture_stream(data, request, stream);
     return (reads ? open_set_stream : open_generated_stream)(data, request, stream);
@@ -487,6 +490,8 @@ enum status data_stream(const struct data *data, const struct data_stream_reques
 
 bool data_read_covers(const struct data *data, uint32_t epoch, uint32_t number)
 {
+    if (data->given)
+        return false;
     return !data->mixture ||
            mixture_at(&data->mixture->plan, epoch, number).source == data->mixture->mix.named;
 }
@@ -556,12 +561,18 @@ uint32_t data_take_labels(const struct data *data, const struct stream_batch *ba
         for (uint32_t w = 0; w < multi_hot_words(data->classes); w++)
             row[w] = multi_hot_pack(batch->masks + (size_t)j * data->classes, data->classes, w);
     }
-    for (uint32_t j = 0; data->mixture && j < batch->samples.count; j++) {
+    for (uint32_t j = 0; data->given && data->multi_hot && j < batch->samples.count; j++) {
+        const bool masked_one = batch->masks[(size_t)j * data->classes] == STREAM_IGNORED;
+        data->sets[DATA_TRAIN].labels[batch->numbers[j]] = masked_one ? DATA_MASKED : batch->numbers[j];
+        masked += masked_one;
+    }
+    const bool labelled = data->mixture || data->given;
+    for (uint32_t j = 0; labelled && batch->labels && !data->multi_hot && j < batch->samples.count; j++) {
         data->sets[DATA_TRAIN].labels[batch->numbers[j]] =
             batch->labels[j] == STREAM_MASKED ? DATA_MASKED : (uint32_t)batch->labels[j];
         masked += j < count && batch->labels[j] == STREAM_MASKED;
     }
-    if (data->mixture || !data->masks)
+    if (labelled || !data->masks)
         return masked;
     /* Two copies of a sample have one label: if one copy is masked, both are. */
     for (uint32_t j = 0; j < batch->samples.count; j++) {
@@ -888,7 +899,7 @@ static enum status open_rows(const struct data_request *request, struct data *da
         return status_option(STATUS_USAGE,
                              request->resident_bytes ? "resident-bytes" : "resident-device-bytes",
                              " has no effect on rows of embeddings; drop it, or use --feed stored");
-    TRY(rows_open(request, data));
+    TRY(data_rows_open(request, data));
     for (int part = first_part(request); part < end_part(request); part++)
         TRY(check_size(request, part, data->sets[part].count, data->split));
     return STATUS_OK;
@@ -983,7 +994,8 @@ static void identify(struct data *data)
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
         if (part == DATA_TRAIN && data->feed == DATA_LOAD && (data->source || data->rows)) {
-            data->hashes[part] = hash_labels(data, set, data->rows ? rows_hash(data) : hash_listed(data));
+            data->hashes[part] =
+                hash_labels(data, set, data->rows ? data_rows_hash(data) : hash_listed(data));
             continue;
         }
         uint64_t values = XXH3_64bits(set->values, data_measured(data, (enum data_part)part) *
@@ -1028,6 +1040,8 @@ enum status data_open(const struct data_request *request, struct data *data)
                           .resident_bytes = request->resident_bytes,
                           .resident_device_bytes = request->resident_device_bytes};
     TRY(members_parse(request->image, request->label, NULL, &data->members));
+    if (request->given)
+        return given_open(request->given, (uint32_t)request->batch, data);
     data->classes = (uint32_t)request->classes;
     if (request->feed == DATA_MIXED) {
         TRY(data_mixture_open(request, data));

@@ -20,6 +20,8 @@
 #include "data/stream_state.h"
 #include "train/model.h"
 
+struct given;
+
 #define DATA_CHANNELS_MAX 16
 
 enum data_part { DATA_TRAIN, DATA_TEST, DATA_PARTS };
@@ -114,6 +116,7 @@ struct data {
         double values, squares; /* of the values and their squares */
     } sums[DATA_CHANNELS_MAX];  /* per channel, over the measured samples */
     bool keeps_keys;            /* as `keys` of the request */
+    struct given *given;        /* not owned; not NULL if the caller of the library hands over the samples */
 };
 
 /* Returns whether a sample with this label shows class `k`. `rows` are those of data_set.multi_hot. */
@@ -232,11 +235,12 @@ struct data_request {
     const struct data_mix_texts *mix; /* DATA_MIXED only */
     bool test_only;                   /* read only the test set; the training set stays empty */
     bool mixed;                       /* a source of a mixture: --cache-dir may be for another source */
-    bool train_only; /* read only the training set: the test set stays empty, and nothing is held out */
-    bool coarse;     /* of records with fine and coarse labels: the coarse ones */
-    bool keys;       /* keep the keys of the test samples */
-    bool describe;   /* generate only the first sample of each generated set; data_open() then sets the
-                        numbers of samples as if all were there */
+    bool train_only;     /* read only the training set: the test set stays empty, and nothing is held out */
+    bool coarse;         /* of records with fine and coarse labels: the coarse ones */
+    bool keys;           /* keep the keys of the test samples */
+    struct given *given; /* the caller hands over all samples (train/given.h); NULL: none of them */
+    bool describe;       /* generate only the first sample of each generated set; data_open() then sets the
+                            numbers of samples as if all were there */
     struct resources resources;
 };
 

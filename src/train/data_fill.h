@@ -113,11 +113,11 @@ bool rows_named(const struct data_request *request);
  * STATUS_USAGE if an option of the request is for other samples, or if a file does not exist; STATUS_FAILED
  * with the file and the reason if rows or labels cannot be read, or if a value is not finite. The caller
  * calls rows_close(), even after a failure. */
-enum status rows_open(const struct data_request *request, struct data *data);
+enum status data_rows_open(const struct data_request *request, struct data *data);
 void rows_close(struct data *data);
 
 /* For DATA_LOAD: returns a hash of the measured rows, without reading them again. */
-uint64_t rows_hash(const struct data *data);
+uint64_t data_rows_hash(const struct data *data);
 
 /* For DATA_LOAD: returns whether the training set is all rows of the files; and the hash of these rows and
  * their labels in the state of a stream. STATUS_FAILED if a file cannot be read or has changed. */

@@ -24,7 +24,7 @@
 struct data_rows {
     struct embeddings *sets[DATA_PARTS]; /* owned; both parts of a divided set have sets[DATA_TRAIN] */
     uint32_t *numbers[DATA_PARTS];       /* owned; of each sample, the number of its row in the set */
-    uint64_t hash;                       /* rows_hash() */
+    uint64_t hash;                       /* data_rows_hash() */
 };
 
 /* ---- What the request names ---- */
@@ -273,7 +273,7 @@ static enum status count_classes(struct data *data)
     return status_prefix(status, "%s: row %" PRIu64, part->file, set->largest_number - part->first);
 }
 
-enum status rows_open(const struct data_request *request, struct data *data)
+enum status data_rows_open(const struct data_request *request, struct data *data)
 {
     int32_t *labels[DATA_PARTS] = {NULL};
     uint8_t *flags = NULL;
@@ -304,7 +304,7 @@ void rows_close(struct data *data)
     data->rows = NULL;
 }
 
-uint64_t rows_hash(const struct data *data)
+uint64_t data_rows_hash(const struct data *data)
 {
     return data->rows->hash;
 }

@@ -35,6 +35,7 @@
 #include "data/random_draws.h"
 #include "train/data.h"
 #include "train/exchange.h"
+#include "train/given.h"
 #include "train/loss.h"
 #include "train/memory.h"
 #include "train/model.h"
@@ -325,15 +326,26 @@ static inline struct train_pick train_pick(const struct train *train, const stru
                                (total + repeats - 1) / repeats};
 }
 
-static inline bool train_mixes(const struct train *train)
+/* Returns whether the caller of the library hands over samples that may be mixed already. */
+static inline bool train_is_mixed(const struct train *train)
 {
-    return train->mixing.mixup > 0 || train->mixing.cutmix > 0;
+    return train->data->given && train->data->given->mixed;
 }
 
-/* Returns how the samples of a step are mixed. */
+static inline bool train_mixes(const struct train *train)
+{
+    return train->mixing.mixup > 0 || train->mixing.cutmix > 0 || train_is_mixed(train);
+}
+
+/* Returns how the samples of a step are mixed. If the caller has mixed their values, an empty rectangle
+ * leaves these as they are, and only the targets are mixed. */
 static inline struct mix train_mix(const struct train *train, uint32_t epoch, uint32_t step)
 {
     const struct mix none = {1, false, 0, 0, 0, 0};
+    if (train_is_mixed(train)) {
+        const struct mix targets = {train->data->given->share, true, 0, 0, 0, 0};
+        return targets;
+    }
     return train_mixes(train) ? mix_draw(&train->mixing, train->seed, epoch, step, &train->data->shape)
                               : none;
 }
@@ -647,6 +659,10 @@ struct engine {
     /* Returns the bytes of memory that the engine uses for parameters, data and activations. If the engine
      * runs on a device, this is device memory. */
     uint64_t (*memory_bytes)(const void *state);
+
+    /* Returns the address of the test samples in device memory. NULL: the engine reads them in host memory.
+     */
+    void *(*test_samples)(const void *state);
 };
 
 FDSL_C_BEGIN

@@ -265,3 +265,29 @@ void exchange_close(struct exchange *exchange)
     exchange->method = NULL;
     exchange->state = NULL;
 }
+
+#ifndef HAVE_CUDA
+enum status exchange_nccl_join(int device, const void *id, int rank, int ranks, void **state)
+{
+    (void)device, (void)id, (void)rank, (void)ranks, (void)state;
+    return status_set(STATUS_UNAVAILABLE,
+                      "nccl_id: this build has no CUDA; let the ranks meet at an address");
+}
+
+enum status exchange_nccl_gather(void *state, const void *mine, size_t bytes, void *all)
+{
+    (void)mine, (void)bytes, (void)all;
+    return exchange_nccl_join(0, NULL, 0, 0, &state);
+}
+
+enum status exchange_nccl_spread(void *state, void *data, size_t bytes)
+{
+    (void)data, (void)bytes;
+    return exchange_nccl_join(0, NULL, 0, 0, &state);
+}
+
+void exchange_nccl_leave(void *state)
+{
+    (void)state;
+}
+#endif

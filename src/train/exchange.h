@@ -235,6 +235,17 @@ void exchange_share_take(const float *arena, size_t values, float *own);
  * rank so far. */
 enum status exchange_share_collect(enum status status, const float *own, size_t values, float *arena);
 
+/* ---- Ranks that meet by an ncclUniqueId (src/lib/ranks.c) ---- */
+
+/* Joins the ranks that have the same id, of 128 bytes. exchange_nccl_gather() gathers `bytes` bytes of each
+ * rank in `all` of rank 0; exchange_nccl_spread() copies those of rank 0 to all ranks. All are collective,
+ * and wait. The caller leaves, even after a failure, which leave() allows with NULL. STATUS_UNAVAILABLE
+ * without NCCL. */
+enum status exchange_nccl_join(int device, const void *id, int rank, int ranks, void **state);
+enum status exchange_nccl_gather(void *state, const void *mine, size_t bytes, void *all);
+enum status exchange_nccl_spread(void *state, void *data, size_t bytes);
+void exchange_nccl_leave(void *state);
+
 FDSL_C_END
 
 #endif

@@ -81,6 +81,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
         .test_only = parameters->test_only,
         .coarse = parameters->labels_of == 1,
         .keys = parameters->keys,
+        .given = parameters->given,
         .describe = parameters->describe,
         .resources = job_all_threads()};
     *data = (struct data){0};
@@ -130,6 +131,8 @@ bool job_generates(const struct job_parameters *parameters)
 
 const char *job_lacking(const struct job_parameters *parameters, const char *option)
 {
+    if (parameters->given && job_opens_by(option))
+        return "samples that the trainer opens itself";
     static const char *const of_fit[] = {"fit", "channels", "exact-resize", NULL};
     if (is_one_of(option, of_fit) && !parameters->out_res)
         return "--out-res PIXELS";
@@ -187,6 +190,35 @@ struct samples {
 static const struct option_spec sample_options[] = {
     JOB_OPTIONS(struct samples, NULL, "", "", "", "", "", "", NULL, "", "", "", NULL, NULL, NULL),
 };
+
+bool job_opens_by(const char *option)
+{
+    static const char *const others[] = {"feed",
+                                         "mix",
+                                         "mix-epoch",
+                                         "mix-labels",
+                                         "mix-weights-at",
+                                         "lanes",
+                                         "shuffle",
+                                         "prefetch",
+                                         "decoder",
+                                         "device-share",
+                                         "cache-dir",
+                                         "cache-bytes",
+                                         "generator",
+                                         "fresh",
+                                         "resident-bytes",
+                                         "init-state",
+                                         "repeats",
+                                         "test-steps",
+                                         "export-state",
+                                         "export-data",
+                                         "save-batch",
+                                         "export-step",
+                                         "resident-device-bytes",
+                                         NULL};
+    return option_in_table(sample_options, COUNT_OF(sample_options), option) || is_one_of(option, others);
+}
 
 enum status job_samples(const struct job_parameters *parameters, struct option_values *samples)
 {

@@ -1253,6 +1253,8 @@ static struct augment chosen_augment(const struct train_parameters *parameters, 
 /* Returns --feed, or what it is if it is not given. */
 static enum data_feed chosen_feed(const struct train_parameters *parameters)
 {
+    if (parameters->job.given)
+        return DATA_LOAD;
     if (parameters->job.feed >= 0)
         return (enum data_feed)parameters->job.feed;
     return strcmp(parameters->job.data, "synth") == 0 ? DATA_LIVE : DATA_STORED;
@@ -1609,7 +1611,7 @@ static enum status begin(const struct train_parameters *parameters, struct opene
 static enum status normalise(const struct train_parameters *all, struct data *data)
 {
     double mean[DATA_CHANNELS_MAX], std[DATA_CHANNELS_MAX];
-    data_normalise(data, !all->raw);
+    data_normalise(data, !all->raw && !data->given); /* the samples are not known yet */
     if (!has_mean(all))
         return STATUS_OK;
     TRY(job_read_mean(all->mean, all->std, data->shape.channels, mean, std));
@@ -1639,9 +1641,9 @@ static enum status open_all(const struct options *given, struct train_parameters
         status_warn_value("data", job.data,
                           " names generated data; for the folder of this name, give --data ./%s", job.data);
     TRY(job_open_data(&job, &opened->data));
-    if (!opened->data.mixture)
+    if (!opened->data.mixture && !opened->data.given)
         data_warn_of_classes(&opened->data, job.data, !job.classes && !job.train_size && !job.test_size);
-    else if (partition->rank == 0)
+    else if (opened->data.mixture && partition->rank == 0)
         warn_of_mixture(all);
     TRY(limit_batch(given, all, partition, &opened->data));
     TRY(check_data(all, partition, &opened->data));
@@ -1758,7 +1760,7 @@ static enum status train_open(const struct options *given, void *parameters_,
     TRY(comm_spread(&all.job.mix.share, sizeof all.job.mix.share));
     parameters->job.mix.share = all.job.mix.share;
     TRY(open_all(given, &all, partition, opened));
-    if (!all.job.test_size)
+    if (!all.job.test_size && !all.job.given)
         data_warn_of_few(&opened->data, all.job.test_data ? "test-data" : "data",
                          all.job.test_data ? all.job.test_data : all.job.data);
     if (parameters->job.resident_bytes == OPTION_ALL) /* the row says how many these are */

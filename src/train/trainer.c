@@ -49,6 +49,10 @@ struct trainer {
     struct checkpoint now; /* state after the latest epoch that trainer_finish() saw, or the state with which
                             * this run began */
     struct train_partial done;   /* the current epoch so far; after trainer_run(), the whole epoch */
+    bool begun;                  /* whether `done` is of the epoch after trainer->now */
+    uint32_t enqueued;           /* steps after `done` that were passed to the engine */
+    double part_begin_s;         /* time at which the first of them was */
+    struct train_totals unread;  /* of the steps since trainer_read() */
     struct train_totals part;    /* of all ranks, since the latest stop within the epoch */
     double part_s;               /* seconds of these steps */
     double cpu_s, cpu_span_s;    /* CPU time and duration of the epoch's steps that this process trained */
@@ -483,9 +487,8 @@ void trainer_close(void *state)
     free(trainer);
 }
 
-static enum status resume(struct trainer *trainer)
+static enum status resume(struct trainer *trainer, const struct train_job *job)
 {
-    const struct train_job *job = trainer->job;
     struct checkpoint latest;
     bool found = false;
     TRY(resume_read(job, true, &latest, &found));
@@ -516,7 +519,7 @@ static enum status trainer_take_folder(struct trainer *trainer)
     if (!job->checkpoints || comm_rank() > 0)
         return STATUS_OK;
     TRY(checkpoint_lock(job->checkpoints, true, &trainer->lock));
-    return job->resume ? resume(trainer) : resume_refuse_full(job);
+    return job->resume ? resume(trainer, job) : resume_refuse_full(job);
 }
 
 /* Sets trainer->now to the initial parameters, or to the checkpoint to resume. */
@@ -909,6 +912,9 @@ static enum status trainer_test(struct trainer *trainer, struct judgement *judge
 {
     const struct train *train = &trainer->train;
     const struct data_set *set = &train->data->sets[DATA_TEST];
+    *judged = (struct judgement){NAN, NAN, NAN};
+    if (train->data->given) /* there is no test set */
+        return STATUS_OK;
     TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, set->count, trainer->logits));
     return logits_judge(trainer->logits, set, train->model->classes, judged);
 }
@@ -933,9 +939,9 @@ static enum status trainer_log_part(struct trainer *trainer, const struct judgem
     return step_log_add(trainer->log, &row);
 }
 
-/* Writes a checkpoint within the epoch. trainer->now keeps the state with which the epoch began, which
- * --verify and the search for a bad layer need. */
-static enum status keep_within(struct trainer *trainer)
+/* Writes a checkpoint within the epoch to a folder. trainer->now keeps the state with which the epoch began,
+ * which --verify and the search for a bad layer need. */
+static enum status keep_within(struct trainer *trainer, const char *folder)
 {
     const struct train_job *job = trainer->job;
     trainer->within.scale =
@@ -947,7 +953,7 @@ static enum status keep_within(struct trainer *trainer)
     struct checkpoint within = trainer->now;
     within.partial = trainer->done;
     within.state = trainer->within;
-    TRY(checkpoint_write(job->checkpoints, job->keep, &within));
+    TRY(checkpoint_write(folder, job->keep, &within));
     return resume_write_state(job, within.history.epochs, within.partial.steps);
 }
 
@@ -967,8 +973,9 @@ static enum status trainer_stop(struct trainer *trainer, uint64_t step)
     if (is_due(job->test_steps, step))
         status = trainer_test(trainer, &tested);
     TRY(comm_agree(status == STATUS_OK ? trainer_log_part(trainer, &tested) : status));
-    return job->checkpoints && is_due(job->checkpoint_steps, step) ? comm_agree(keep_within(trainer))
-                                                                   : STATUS_OK;
+    return job->checkpoints && is_due(job->checkpoint_steps, step)
+               ? comm_agree(keep_within(trainer, job->checkpoints))
+               : STATUS_OK;
 }
 
 /* Returns the next step after `step` at which training stops: a multiple of an option, or `end`. */
@@ -1008,11 +1015,11 @@ static enum status go_before(struct trainer *trainer, uint32_t epoch, uint32_t s
 }
 
 /* Returns whether the reference trains on the same images as the engine. Images of the generators bat and
- * gbase differ from those of the reference. */
+ * gbase differ from those of the reference; those that a caller hands over are gone. */
 static bool has_images_of_reference(const struct train *train)
 {
     const char *generator = train->generator ? train->generator : "";
-    return strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
+    return !train->data->given && strcmp(generator, "bat") != 0 && strcmp(generator, "gbase") != 0;
 }
 
 /* Finds the layer that made the loss non-finite. Restores the state before `bad_step`, then uses the
@@ -1081,20 +1088,40 @@ static void add_part(struct train_partial *done, const struct train_totals *part
     done->steps += steps;
 }
 
-/* Runs `count` steps of the current epoch in one call of the engine. */
-static enum status make_part(struct trainer *trainer, uint32_t count)
+/* Passes `count` steps of the current epoch to the engine. An engine on a device may still compute them when
+ * this function returns; collect() waits for them. */
+static enum status enqueue(struct trainer *trainer, uint32_t count)
+{
+    struct exchange *exchange = exchange_of(trainer);
+    const double cpu_begin_s = timer_cpu_s();
+    if (trainer->enqueued == 0) {
+        trainer->part_begin_s = timer_now_s();
+        if (exchange)
+            exchange->spent_s = 0;
+    }
+    TRY(trainer_steps(trainer, trainer->now.history.epochs, trainer->done.steps + trainer->enqueued, count));
+    trainer->enqueued += count;
+    trainer->cpu_s += timer_cpu_s() - cpu_begin_s;
+    return STATUS_OK;
+}
+
+/* Waits for the steps since the latest call, and adds their totals to the current epoch. Collective. */
+static enum status collect(struct trainer *trainer)
 {
     struct train_partial *done = &trainer->done;
-    struct exchange *exchange = exchange_of(trainer);
-    double begin_s = timer_now_s(), cpu_begin_s = timer_cpu_s();
-    if (exchange)
-        exchange->spent_s = 0;
-    TRY(trainer_steps(trainer, trainer->now.history.epochs, done->steps, count));
+    const struct exchange *exchange = exchange_of(trainer);
+    const double cpu_begin_s = timer_cpu_s();
+    if (trainer->enqueued == 0)
+        return STATUS_OK;
     TRY(trainer_totals(trainer, &trainer->part));
-    trainer->part_s = timer_now_s() - begin_s;
+    trainer->part_s = timer_now_s() - trainer->part_begin_s;
     trainer->cpu_s += timer_cpu_s() - cpu_begin_s;
     trainer->cpu_span_s += trainer->part_s;
-    add_part(done, &trainer->part, count);
+    add_part(done, &trainer->part, trainer->enqueued);
+    trainer->unread.loss += trainer->part.loss;
+    trainer->unread.correct += trainer->part.correct;
+    trainer->unread.samples += trainer->part.samples;
+    trainer->enqueued = 0;
     done->epoch_s += trainer->part_s;
     display_pass(trainer->display, &done->totals, done->epoch_s);
     done->exchange_s += exchange ? exchange->spent_s : 0;
@@ -1103,22 +1130,47 @@ static enum status make_part(struct trainer *trainer, uint32_t count)
     return STATUS_OK;
 }
 
-/* Runs the steps of an epoch, or those that remain after a checkpoint within it. Without stops, they are one
- * call of the engine. */
-static enum status make_steps(struct trainer *trainer)
+/* Begins the next epoch, or continues the one that a checkpoint is within. */
+static void begin_epoch(struct trainer *trainer)
 {
-    const uint64_t steps = train_steps(&trainer->train), begin = trainer->now.history.epochs * steps;
-    const struct train_partial *done = &trainer->done;
+    trainer->begun = true;
     trainer->done = trainer->now.partial;
+    trainer->enqueued = 0;
     trainer->cpu_s = trainer->cpu_span_s = 0;
-    for (;;) {
-        const uint64_t step = begin + done->steps;
-        display_pass(trainer->display, &done->totals, done->epoch_s);
-        TRY(make_part(trainer, (uint32_t)(trainer_next_stop(trainer->job, step, begin + steps) - step)));
-        if (done->steps == steps)
-            return STATUS_OK;
-        TRY(trainer_stop(trainer, begin + done->steps));
+    if (trainer->job->skipped)
+        *trainer->job->skipped = resume_skipped(trainer->job, trainer->now.history.epochs);
+    trainer_use_shares(trainer);
+    display_begin(trainer->display, trainer->now.history.epochs);
+    display_pass(trainer->display, &trainer->done.totals, trainer->done.epoch_s);
+}
+
+uint32_t trainer_left(const void *state)
+{
+    const struct trainer *trainer = state;
+    const struct train_partial *done = trainer->begun ? &trainer->done : &trainer->now.partial;
+    return train_steps(&trainer->train) - done->steps - (trainer->begun ? trainer->enqueued : 0);
+}
+
+/* Without stops, the steps are one call of the engine. */
+enum status trainer_advance(void *state, uint32_t count)
+{
+    struct trainer *trainer = state;
+    const uint64_t steps = train_steps(&trainer->train);
+    if (!trainer->begun)
+        begin_epoch(trainer);
+    const uint64_t begin = trainer->now.history.epochs * steps, end = begin + steps;
+    while (count > 0) {
+        const uint64_t step = begin + trainer->done.steps + trainer->enqueued,
+                       stop = trainer_next_stop(trainer->job, step, end);
+        const uint32_t part = stop - step < count ? (uint32_t)(stop - step) : count;
+        TRY(enqueue(trainer, part));
+        count -= part;
+        if (step + part == stop)
+            TRY(collect(trainer));
+        if (step + part == stop && stop < end)
+            TRY(trainer_stop(trainer, stop));
     }
+    return STATUS_OK;
 }
 
 enum status trainer_run(void *state, uint64_t number, struct run_time *time)
@@ -1126,16 +1178,148 @@ enum status trainer_run(void *state, uint64_t number, struct run_time *time)
     struct trainer *trainer = state;
     (void)number;
     double begin_s = timer_now_s();
-    if (trainer->job->skipped)
-        *trainer->job->skipped = resume_skipped(trainer->job, trainer->now.history.epochs);
-    trainer_use_shares(trainer);
-    display_begin(trainer->display, trainer->now.history.epochs);
-    enum status status = make_steps(trainer);
+    trainer->begun = false; /* also after an epoch that failed */
+    enum status status = trainer_advance(trainer, trainer_left(trainer));
     display_end(trainer->display);
     if (trainer->job->pipeline.stages)
         trainer->piped_epoch = pipeline_measured(trainer->state);
     time->other_s = trainer->done.epoch_s - (timer_now_s() - begin_s);
     return status;
+}
+
+/* ---- Between two steps, for callers of trainer_advance() ---- */
+
+enum status trainer_read(void *state, struct train_totals *totals)
+{
+    struct trainer *trainer = state;
+    TRY(collect(trainer));
+    *totals = trainer->unread;
+    trainer->unread = (struct train_totals){0};
+    return STATUS_OK;
+}
+
+/* Waits for the steps, and makes room for the state between two of them. Returns whether there is one in
+ * `*within`. Collective. */
+static enum status settle(struct trainer *trainer, bool *within)
+{
+    enum status status = STATUS_OK;
+    TRY(collect(trainer));
+    *within = trainer->begun && trainer->done.steps > 0;
+    if (*within && !trainer->within.parameters)
+        status = ALLOCATED(train_state_for(&trainer->job->train, &trainer->within),
+                           "out of memory for the parameters");
+    return comm_agree(status);
+}
+
+enum status trainer_save(void *state, const char *folder)
+{
+    struct trainer *trainer = state;
+    enum status status = STATUS_OK;
+    bool within;
+    TRY(settle(trainer, &within));
+    if (comm_rank() == 0)
+        status = checkpoint_check_folder(folder, true);
+    TRY(comm_agree(status));
+    if (within)
+        return comm_agree(keep_within(trainer, folder));
+    if (comm_rank() == 0)
+        status = trainer_note_shares(trainer);
+    if (comm_rank() == 0 && status == STATUS_OK)
+        status = checkpoint_write(folder, trainer->job->keep, &trainer->now);
+    return comm_agree(status);
+}
+
+enum status trainer_load(void *state, const char *folder)
+{
+    struct trainer *trainer = state;
+    struct train_job from = *trainer->job;
+    enum status status = STATUS_OK;
+    bool within, found = true;
+    TRY(settle(trainer, &within));
+    from.checkpoints = folder;
+    if (comm_rank() == 0)
+        status = checkpoint_exists(folder, &found);
+    if (status == STATUS_OK && !found)
+        status = status_set(STATUS_USAGE, "there is no checkpoint in %s", folder);
+    if (comm_rank() == 0 && status == STATUS_OK)
+        status = resume(trainer, &from);
+    TRY(comm_agree(status));
+    trainer->begun = false;
+    trainer->unread = (struct train_totals){0};
+    TRY(trainer_share_state(trainer));
+    return trainer_set(trainer, &trainer->now.state);
+}
+
+enum status trainer_evaluate(void *state, struct judgement *judged)
+{
+    struct trainer *trainer = state;
+    TRY(collect(trainer));
+    return comm_agree(trainer_test(trainer, judged));
+}
+
+enum status trainer_evaluate_given(void *state, const struct data_set *batch, float *logits,
+                                   struct judgement *judged)
+{
+    struct trainer *trainer = state;
+    TRY(collect(trainer));
+    TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, batch->count, logits));
+    return logits_judge(logits, batch, trainer->train.model->classes, judged);
+}
+
+void *trainer_test_samples(void *state)
+{
+    const struct trainer *trainer = state;
+    const struct engine *engine = trainer->engine;
+    return engine->test_samples ? engine->test_samples(trainer->state)
+                                : trainer->train.data->sets[DATA_TEST].values;
+}
+
+enum status trainer_export(void *state, const char *path)
+{
+    struct trainer *trainer = state;
+    enum status status = STATUS_OK;
+    bool within;
+    TRY(settle(trainer, &within));
+    if (within)
+        TRY(trainer_get(trainer, &trainer->within));
+    const struct train_state *now = within ? &trainer->within : &trainer->now.state;
+    if (comm_rank() == 0)
+        status = export_parameters(&trainer->job->train, now->ema ? now->ema : now->parameters,
+                                   &trainer->job->identity, path);
+    return comm_agree(status);
+}
+
+enum status trainer_import(void *state, const char *path)
+{
+    struct trainer *trainer = state;
+    const struct init_request from = {"path", path, INIT_EMA_AUTO};
+    const size_t bytes = trainer->now.arena_values * sizeof(float);
+    struct checkpoint *now = &trainer->now;
+    uint64_t hash;
+    bool within;
+    TRY(settle(trainer, &within));
+    if (within)
+        return comm_agree(
+            status_set(STATUS_USAGE, "path: parameters can be replaced only between two epochs"));
+    TRY(comm_agree(init_take(&from, trainer->job->train.model, now->state.parameters, &hash)));
+    memset(now->state.m, 0, bytes);
+    memset(now->state.v, 0, bytes);
+    if (now->state.ema)
+        memcpy(now->state.ema, now->state.parameters, bytes);
+    TRY(trainer_share_state(trainer));
+    return trainer_set(trainer, &now->state);
+}
+
+void trainer_position(const void *state, struct trainer_position *position)
+{
+    const struct trainer *trainer = state;
+    const struct train_history *history = &trainer->now.history;
+    *position = (struct trainer_position){.epoch = history->epochs,
+                                          .epochs = trainer->job->epochs,
+                                          .steps = train_steps(&trainer->train),
+                                          .memory_bytes = trainer->engine->memory_bytes(trainer->state)};
+    position->step = position->steps - trainer_left(state);
+    position->samples = (uint32_t)train_share(&trainer->train, position->step % position->steps).count;
 }
 
 enum status trainer_probe(void *state)
@@ -1257,23 +1441,6 @@ enum status trainer_probe_step(void *state, double *step_s)
     return STATUS_OK;
 }
 
-#define PROBE_STEP_S     0.15 /* of a measured part, and of the steps before */
-#define PROBE_STEP_PARTS 3
-
-/* The fastest part counts: other processes only slow steps down. */
-enum status trainer_probe_step(void *state, double *step_s)
-{
-    struct probe probe = {.trainer = state, .stretch = 1};
-    struct probed part;
-    *step_s = INFINITY;
-    TRY(probe_steps(&probe, PROBE_STEP_S, 2, &part));
-    for (int i = 0; i < PROBE_STEP_PARTS; i++) {
-        TRY(probe_steps(&probe, PROBE_STEP_S, 1, &part));
-        *step_s = fmin(*step_s, part.took_s / part.steps);
-    }
-    return STATUS_OK;
-}
-
 enum status trainer_fetch(void *state, void *result)
 {
     (void)state, (void)result;
@@ -1361,6 +1528,7 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     epoch->loss_scale = trainer->now.state.scale.scale;
     train_note_epoch(history, slowest_s, epoch->test.accuracy);
     trainer->now.partial = (struct train_partial){0};
+    trainer->begun = false;
     epoch->history = *history;
     return STATUS_OK;
 }

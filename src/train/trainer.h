@@ -114,6 +114,46 @@ FDSL_C_BEGIN
 enum status trainer_open(const struct engine *engine, const struct resources *resources, const void *job,
                          void **state);
 enum status trainer_run(void *state, uint64_t number, struct run_time *time);
+
+/* Position of a trainer between two steps. */
+struct trainer_position {
+    uint32_t epoch, epochs; /* completed epochs; epochs of the training */
+    uint32_t step, steps;   /* steps of the current epoch that were passed to the engine; steps of an epoch */
+    uint32_t samples;       /* samples of this rank in the next step */
+    uint64_t memory_bytes;  /* that the engine uses */
+};
+void trainer_position(const void *state, struct trainer_position *position);
+
+/* trainer_left() returns the number of steps that remain in the current epoch. trainer_advance() passes
+ * `count` of them to the engine, and stops for tests, rows of --log and checkpoints. Devices may still
+ * compute the steps when it returns. trainer_run() runs all of them and waits. When none is left,
+ * trainer_finish() ends the epoch. Collective. */
+uint32_t trainer_left(const void *state);
+enum status trainer_advance(void *state, uint32_t count);
+
+/* Waits for all steps. Sets the loss, `correct` and `samples` to the sums over the steps since the previous
+ * call, of all ranks. Collective. */
+enum status trainer_read(void *state, struct train_totals *totals);
+
+/* trainer_save() writes a checkpoint of the current step to a folder. trainer_load() continues from the
+ * latest checkpoint of a folder: STATUS_USAGE if it is of other options. Both are collective; rank 0 reads
+ * and writes. */
+enum status trainer_save(void *state, const char *folder);
+enum status trainer_load(void *state, const char *folder);
+
+/* trainer_evaluate() judges the test set. Of samples that the caller hands over (train/given.h),
+ * trainer_evaluate_given() judges the first ones at trainer_test_samples(), which the caller has filled;
+ * `batch` has their number and labels, and `logits` room for their logits. Collective, except the latter. */
+enum status trainer_evaluate(void *state, struct judgement *judged);
+enum status trainer_evaluate_given(void *state, const struct data_set *batch, float *logits,
+                                   struct judgement *judged);
+void *trainer_test_samples(void *state);
+
+/* trainer_export() writes the parameters as --export does; trainer_import() reads them as --init does, and
+ * clears the moments. STATUS_USAGE within an epoch. Collective. */
+enum status trainer_export(void *state, const char *path);
+enum status trainer_import(void *state, const char *path);
+
 enum status trainer_probe(void *state); /* runs the first step; collective */
 /* Runs steps for a few seconds. Sets `*stall` to the largest share of their time, of all ranks, in which they
  * waited for samples, and `*step_s` to the seconds per step. Collective. */

@@ -610,6 +610,7 @@ const struct engine engine_graph = {
     .gradients = graph_gradients,
     .evaluate = graph_evaluate,
     .memory_bytes = device_engine_memory_bytes,
+    .test_samples = device_engine_test_samples,
 };
 }
 

@@ -726,6 +726,7 @@ const struct engine engine_resnet = {
     .gradients = device_engine_gradients,
     .evaluate = device_engine_evaluate,
     .memory_bytes = device_engine_memory_bytes,
+    .test_samples = device_engine_test_samples,
 };
 }
 

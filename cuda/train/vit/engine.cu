@@ -940,6 +940,7 @@ const struct engine engine_vit = {
     .gradients = device_engine_gradients,
     .evaluate = device_engine_evaluate,
     .memory_bytes = device_engine_memory_bytes,
+    .test_samples = device_engine_test_samples,
 };
 }
 

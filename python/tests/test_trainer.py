@@ -1,0 +1,291 @@
+"""fdsl.Trainer on the CPU: the parameters of the program after the same steps, checkpoints in both directions, batches of the
+caller and of a Loader, two ranks, and errors."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from conftest import PROGRAM, ROOT, run_python
+
+import fdsl
+
+numpy = pytest.importorskip("numpy")
+
+OWN: dict[str, Any] = {"data": "digits", "model": "mlp", "train_size": 53, "test_size": 11, "batch": 16, "seed": 5}
+SMALL: dict[str, Any] = {"variant": "train-omp", "num_threads": 1, "epochs": 2, **OWN}
+
+
+def run(folder: pathlib.Path, variant: str = "train-omp", ranks: int = 1, **options: Any) -> dict[str, Any]:
+    """Trains with the program. Returns its parameters."""
+    if not os.access(PROGRAM, os.X_OK):
+        pytest.skip(f"{PROGRAM} is not built")
+    path = folder / "program.safetensors"
+    words = [PROGRAM, "--workload", "train", "--variant", variant, "--threads", "1", "--export", str(path)]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    if ranks > 1:
+        words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), *words]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=100)
+    assert done.returncode == 0, done.stderr
+    with fdsl.Trainer(variant="train-naive", init=path, **{**OWN, "epochs": 1}) as trainer:
+        return trainer.state_dict()
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Returns whether two sets of parameters have the same bits."""
+    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
+
+
+@pytest.mark.parametrize("variant", ["train-naive", "train-omp"])
+def test_own_data_gives_the_programs_parameters(tmp_path: pathlib.Path, variant: str) -> None:
+    expected = run(tmp_path, variant, epochs=2, optimizer="adamw", lr=1e-3, drop_last=True, **OWN)
+    with fdsl.Trainer(**{**SMALL, "variant": variant}, optimizer="adamw", lr=1e-3, drop_last=True) as trainer:
+        assert trainer.variant == variant and trainer.position == (0, 3) and trainer.classes == 10
+        assert trainer.parameters == sum(values.size for values in expected.values()) < trainer.memory_bytes / 4
+        loss = trainer.step()
+        trainer.step(count=2)
+        assert trainer.epoch == 1 and 1 < float(loss) < 4 and f"{loss:.3f}" == f"{float(loss):.3f}"
+        trainer.fit()
+        assert same(trainer.state_dict(), expected)
+        assert trainer.history["test_accuracy"] == trainer.evaluate().accuracy
+        with pytest.raises(ValueError, match="2 epochs"):
+            trainer.step()
+
+
+def test_checkpoints_are_those_of_the_program(tmp_path: pathlib.Path) -> None:
+    expected = run(tmp_path, epochs=2, **OWN)
+    with fdsl.Trainer(**SMALL) as trainer:
+        trainer.step(count=3)  # within the first epoch
+        trainer.save(tmp_path / "library")
+        trainer.fit()
+        final = trainer.state_dict()
+        assert same(final, expected)
+        trainer.load(tmp_path / "library")
+        assert (trainer.epoch, trainer.position) == (0, (3, 4))
+        trainer.fit()
+        assert same(trainer.state_dict(), expected)
+    assert same(run(tmp_path, epochs=2, checkpoint=tmp_path / "library", resume=True, **OWN), expected)
+    run(tmp_path, epochs=1, checkpoint=tmp_path / "program", **OWN)
+    with fdsl.Trainer(**SMALL, checkpoint=tmp_path / "program", resume=True) as trainer:
+        assert trainer.epoch == 1
+        trainer.fit()
+        assert same(trainer.state_dict(), expected)
+    with fdsl.Trainer(**{**SMALL, "lr": 0.5}) as trainer, pytest.raises(ValueError, match="lr"):
+        trainer.load(tmp_path / "program")
+
+
+def batches(count: int = 40, size: int = 16, dtype: str = "u1") -> list[tuple[Any, Any]]:
+    draw = numpy.random.default_rng(3)
+    images = draw.integers(0, 256, (count, 1, 5, 7)).astype(dtype)
+    labels = draw.integers(0, 3, count).astype("i8")
+    return [(images[i : i + size], labels[i : i + size]) for i in range(0, count, size)]
+
+
+def test_batches_of_the_caller() -> None:
+    """The network, its update and its epochs are those of float batches that have the same values."""
+    results = []
+    for variant, convert in ("train-naive", numpy.array), ("train-naive", lambda v: v.astype("f4") / 255), ("train-omp", numpy.array):
+        data = [(convert(images), labels) for images, labels in batches()]
+        with fdsl.Trainer(variant=variant, num_threads=1, model="logreg", classes=3, lr=0.1, epochs=3) as trainer:
+            trainer.fit(data, epochs=2)
+            assert (trainer.epoch, trainer.position, trainer.batch) == (2, (0, 3), 16)
+            before = trainer.evaluate(data)
+            trainer.fit(data)
+            after = trainer.evaluate(data)
+            assert after.loss < before.loss and after.samples == 40
+            results.append(trainer.state_dict())
+    for other in results[1:]:
+        for name, values in results[0].items():
+            assert numpy.allclose(values, other[name], atol=1e-5), name
+
+
+def test_a_masked_sample_does_not_count() -> None:
+    (images, labels), *_ = batches(16)
+    masked, other = labels.copy(), images.copy()
+    masked[3], other[3] = -1, 255 - images[3]
+    states = []
+    for values in images, other:
+        with fdsl.Trainer(variant="train-naive", model="logreg", classes=3, samples=16, epochs=1) as trainer:
+            trainer.step(values, masked)
+            assert trainer.read().samples == 15
+            states.append(trainer.state_dict())
+    assert same(*states)
+
+
+def test_mixed_and_multi_hot_batches() -> None:
+    (images, labels), *_ = batches(16, dtype="f4")
+    images = images / 255
+    mixed = 0.7 * images + 0.3 * images[::-1]
+    targets = 0.7 * numpy.eye(3, dtype="f4")[labels] + 0.3 * numpy.eye(3, dtype="f4")[labels[::-1]]
+    options: dict[str, Any] = {"variant": "train-naive", "model": "logreg", "classes": 3, "samples": 16, "epochs": 1, "optimizer": "sgd",
+                               "momentum": 0, "lr": 1.0}  # fmt: skip
+    with fdsl.Trainer(**options) as trainer:
+        start = trainer.state_dict() if trainer._handle else None
+        trainer.step(mixed.astype("f4"), targets)
+        ours = trainer.state_dict()
+        with pytest.raises(ValueError, match="soft targets"):
+            trainer._batch(mixed.astype("f4"), targets[[1, 0, *range(2, 16)]], None)
+    assert start is None
+    with fdsl.Trainer(**{**options, "lr": 1e-30}) as trainer:  # leaves the initial parameters
+        trainer.step(mixed.astype("f4"), targets)
+        start = trainer.state_dict()
+    weight, bias = (next(start[name] for name in start if name.endswith(end)) for end in ("weight", "bias"))
+    logits = mixed.reshape(16, -1) @ weight.T + bias
+    softmax = numpy.exp(logits) / numpy.exp(logits).sum(axis=1, keepdims=True)
+    expected = weight - ((softmax - targets).T @ mixed.reshape(16, -1)) / 16
+    assert numpy.allclose(next(ours[name] for name in ours if name.endswith("weight")), expected, atol=1e-5)
+    rows = numpy.zeros((16, 3), "u1")
+    rows[numpy.arange(16), labels] = 1
+    with fdsl.Trainer(**options, loss="bce", multi_hot=True) as trainer:
+        trainer.step(images.astype("f4"), rows)
+        assert trainer.read().samples == 16
+        assert trainer.evaluate([(images.astype("f4"), rows)]).samples == 16
+
+
+def test_a_loader_gives_its_batches() -> None:
+    states = []
+    source = fdsl.Images(formula="visualatom", classes=3, res=32, out_res=16, count=24)
+    for stream in True, False:
+        loader = fdsl.Loader(source, 8, seed=2, num_threads=1)
+        with fdsl.Trainer(variant="train-naive", model="logreg", classes=3, epochs=2, batch=None if stream else 8) as trainer:
+            trainer.fit(loader if stream else [(i.numpy().copy(), n.numpy().copy()) for i, n in loader], epochs=1)
+            assert trainer.epoch == 1
+            states.append(trainer.state_dict())
+        loader.close()
+    assert same(*states)
+
+
+RANK = """
+import sys, fdsl
+with fdsl.Trainer(variant="train-omp", num_threads=1, epochs=2, **{own}) as trainer:
+    trainer.fit()
+    state = trainer.state_dict()
+    if state:
+        import numpy
+        numpy.savez("{path}", **state)
+"""
+
+
+def test_two_ranks_give_the_programs_parameters(tmp_path: pathlib.Path) -> None:
+    own = {**OWN, "batch": 8}
+    code = RANK.format(own=own, path=tmp_path / "state.npz")
+    environment = {**os.environ, "FDSL_LIBRARY": fdsl.library_path(), "PYTHONPATH": str(ROOT / "python"), "WORLD_SIZE": "2"}
+    port = 20000 + os.getpid() % 20000
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True,
+            env={**environment, "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in ranks:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+    with numpy.load(tmp_path / "state.npz") as ours:
+        assert same(dict(ours), run(tmp_path, ranks=2, epochs=2, **own))
+
+
+def test_parameters_can_be_replaced() -> None:
+    with fdsl.Trainer(**SMALL) as trainer:
+        start = trainer.state_dict()
+        trainer.step()
+        with pytest.raises(ValueError, match="between two epochs"):
+            trainer.load_state_dict(start)
+        trainer.step(count=3)
+        assert not same(trainer.state_dict(), start)
+        trainer.load_state_dict(start)
+        assert same(trainer.state_dict(), start)
+
+
+def test_errors_name_the_argument() -> None:
+    for changes, words in (
+        ({"optimiser": "sgd"}, "unknown option 'optimiser'; did you mean 'optimizer'"),
+        ({"variant": "train-opm"}, "unknown variant 'train-opm'; did you mean 'train-omp'"),
+        ({"lr": "fast"}, "lr: 'fast' is not a number"),
+        ({"momentum": 0.5}, "momentum needs optimizer"),
+        ({"model": "vit-tiny", "variant": "train-vit"}, "not built|CUDA"),
+        ({"batch": "max"}, "batch"),
+    ):
+        with pytest.raises((ValueError, fdsl.Unavailable), match=words):
+            fdsl.Trainer(**{**SMALL, **changes})
+    with fdsl.Trainer(**SMALL) as trainer:
+        with pytest.raises(ValueError, match="another one is open in this process"):
+            fdsl.Trainer(**SMALL)
+        with pytest.raises(ValueError, match="own samples"):
+            trainer.step(*batches(16)[0])
+    with pytest.raises(ValueError, match="closed"):
+        trainer.step()
+    options: dict[str, Any] = {"variant": "train-naive", "model": "logreg", "classes": 3, "samples": 40, "shape": (1, 5, 7), "epochs": 1,
+                               "batch": 16}  # fmt: skip
+    with pytest.raises(ValueError, match="train_size needs samples that the trainer opens itself"):
+        fdsl.Trainer(**options, train_size=3)
+    with fdsl.Trainer(**options) as trainer:
+        images, labels = batches(16)[0]
+        for wrong, text in ((images[:9], labels[:9]), "has 9 samples"), ((images, labels + 3), "not below the number of classes"), (
+            (images[:, :, :4].copy(), labels), "shape"), ((images, labels[:8]), "labels: there are 8"):  # fmt: skip
+            with pytest.raises(ValueError, match=text):
+                trainer.step(*wrong)
+        assert trainer.position == (0, 3)  # a refused batch is not a step
+        with pytest.raises(ValueError, match="test set"):
+            trainer.evaluate()
+
+
+def test_a_keyboard_interrupt_ends_training_between_two_steps() -> None:
+    done = run_python(
+        f"""
+import fdsl, _thread, threading
+trainer = fdsl.Trainer(**{{**{SMALL!r}, "epochs": 1 << 20}})
+threading.Timer(0.3, _thread.interrupt_main).start()
+try:
+    trainer.fit()
+except KeyboardInterrupt:
+    step = trainer.epoch * 4 + trainer.position[0]
+    trainer.step()
+    print(step > 0 and trainer.epoch * 4 + trainer.position[0] == step + 1)
+"""
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_loader_that_mixes_gives_its_targets(digits: pathlib.Path) -> None:
+    """The targets of MixUp and CutMix, as the trainer reads them from the stream, are those that the loader delivers."""
+    states = []
+    for stream in True, False:
+        transforms = [fdsl.Resize(12), fdsl.MixUp(0.8, num_classes=10), fdsl.CutMix(1.0, num_classes=10)]
+        with fdsl.Loader(fdsl.Folder(digits / "f"), 32, seed=4, num_threads=1, transforms=transforms, dtype="float32") as loader:
+            with fdsl.Trainer(variant="train-naive", model="logreg", classes=10, epochs=1) as trainer:
+                trainer.fit(loader if stream else [(i.numpy().copy(), t.numpy().copy()) for i, t in loader])
+                states.append(trainer.state_dict())
+    for name, values in states[0].items():
+        assert numpy.allclose(values, states[1][name], atol=1e-5), name
+
+
+def test_training_on_a_loader_is_resumed_within_an_epoch(tmp_path: pathlib.Path) -> None:
+    states = []
+    with fdsl.Loader(fdsl.Images(classes=3, res=32, out_res=12, count=40), 8, seed=2, num_threads=1, prefetch=1) as loader:
+        for attempt in range(3):
+            with fdsl.Trainer(loader, variant="train-naive", model="logreg", epochs=2) as trainer:
+                if attempt < 2:
+                    trainer.step()
+                    trainer.step()
+                if attempt == 1:
+                    trainer.save(tmp_path)
+                    trainer.step()
+                    continue
+                if attempt == 2:
+                    trainer.load(tmp_path)
+                    assert trainer.position == (2, 5)
+                trainer.fit()
+                states.append(trainer.state_dict())
+        with pytest.raises(ValueError, match="at the step of the trainer"):
+            with fdsl.Trainer(loader, variant="train-naive", model="logreg", epochs=2) as trainer:
+                trainer.step()
+                own = iter(loader)
+                next(own), next(own)
+                trainer.step()
+    assert same(*states)
