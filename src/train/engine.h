@@ -71,6 +71,8 @@ struct train {
      * gradients of one part after another, which changes only the order of sums. 0 means 1. */
     uint32_t accumulate;
     struct mixing mixing;
+    /* LAYER_BATCH_NORM normalises over the samples of all ranks; otherwise each rank over its own. */
+    bool sync_batch_norm;
     bool forward_only; /* the caller uses only set() and evaluate(): no gradients, no optimizer */
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
      * Only for engines with `recomputes`. */

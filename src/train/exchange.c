@@ -134,8 +134,19 @@ static enum status mpi_sum(struct exchange *exchange, enum status status, float 
                            : exchange_piece_sum(exchange->state, 0, status, gradients, count);
 }
 
-const struct exchange_method exchange_mpi = {
-    .name = "mpi", .probe = mpi_probe, .open = mpi_open, .close = mpi_close, .sum = mpi_sum};
+/* Piece 0 has the gradients. With exchange->mixed they are in several pieces, and no engine uses this. */
+static enum status mpi_sum_part(struct exchange *exchange, size_t index, enum status status, float *values,
+                                size_t count)
+{
+    return exchange_piece_sum(exchange->state, 1 + index, status, values, count);
+}
+
+const struct exchange_method exchange_mpi = {.name = "mpi",
+                                             .probe = mpi_probe,
+                                             .open = mpi_open,
+                                             .close = mpi_close,
+                                             .sum = mpi_sum,
+                                             .sum_part = mpi_sum_part};
 
 /* ---- Choosing a method ---- */
 

@@ -613,7 +613,7 @@ enum status model_refuse_batch_norm(const struct model *model)
                ? status_set(
                      STATUS_USAGE,
                      "it cannot train or run %s, a network with batch normalisation; use train-resnet, "
-                     "infer-resnet, train-naive or infer-naive, or another --model",
+                     "infer-resnet, train-omp or infer-omp, or another --model",
                      model->name)
                : STATUS_OK;
 }
