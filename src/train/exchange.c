@@ -167,6 +167,14 @@ static bool is_wanted(int sync, const struct exchange_method *method)
     return sync == 0 ? !method->rounds && !method->updates : strcmp(exchange_names[sync], method->name) == 0;
 }
 
+bool exchange_changes(int sync)
+{
+    for (size_t i = 0; sync > 0 && i < COUNT_OF(methods); i++)
+        if (is_wanted(sync, methods[i]) && (methods[i]->rounds || methods[i]->updates))
+            return true;
+    return false;
+}
+
 bool exchange_rounds(int sync)
 {
     return strcmp(exchange_names[sync], "peer-bf16") == 0;

@@ -133,6 +133,9 @@ enum status exchange_probe(int sync, const struct engine *engine, const struct o
 /* Returns whether method number `sync` of exchange_names sends gradients as bf16. */
 bool exchange_rounds(int sync);
 
+/* Returns whether the method rounds what it adds up, or updates parameters: it cannot add up other values. */
+bool exchange_changes(int sync);
+
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
  * these ranks. The caller has set the members device, count and mixed of `exchange`. If `mixed` is not NULL,
  * only mpi works. The caller closes the exchange, even after a failure. */
