@@ -55,6 +55,7 @@ struct naive {
     struct feed feed;
     struct train_totals totals;
     double slopes;              /* see oracle_slopes() */
+    struct oracle_given *given; /* see oracle_give(); NULL: nothing */
     struct published published; /* copy of `totals` after the latest step, for progress() */
     uint64_t bytes;
 };
@@ -100,6 +101,22 @@ static struct passing passing_at(const struct naive *naive, const struct passing
     return at;
 }
 
+/* Replaces the output of a layer by a given one, and adds up their difference. */
+static void take_given(struct naive *naive, uint32_t layer, uint32_t j)
+{
+    struct oracle_given *given = naive->given;
+    const size_t values = naive->train->model->layers[layer].out_values;
+    real *own = output_of(naive, naive->outputs, layer, j);
+    if (j == 0)
+        given->off[layer] = given->all[layer] = 0;
+    for (size_t i = 0; given->outputs[layer] && i < values; i++) {
+        const double value = given->outputs[layer][j * values + i];
+        given->off[layer] += (own[i] - value) * (own[i] - value);
+        given->all[layer] += (double)own[i] * own[i];
+        own[i] = (real)value;
+    }
+}
+
 /* Runs the layers begin .. end - 1. */
 static void forward_layers(struct naive *naive, const struct passing *passing, uint32_t j, uint32_t begin,
                            uint32_t end)
@@ -111,6 +128,8 @@ static void forward_layers(struct naive *naive, const struct passing *passing, u
         kinds[model->layers[i].spec.kind].forward(&model->layers[i], &at, naive->parameters,
                                                   input_of(naive, i, j),
                                                   output_of(naive, naive->outputs, i, j));
+        if (naive->given)
+            take_given(naive, i, j);
     }
 }
 
@@ -931,6 +950,20 @@ const struct engine
 };
 
 #ifdef FDSL_DOUBLE
+
+void oracle_give(void *oracle, struct oracle_given *given)
+{
+    struct naive *naive = oracle;
+    naive->given = given;
+    naive->threads = 1; /* take_given() adds up over the samples */
+}
+
+void oracle_output(const void *oracle, uint32_t layer, uint32_t count, float *values)
+{
+    const struct naive *naive = oracle;
+    copy_out(values, output_of(naive, naive->outputs, layer, 0),
+             count * naive->train->model->layers[layer].out_values);
+}
 
 double oracle_slopes(void *oracle)
 {
