@@ -755,6 +755,47 @@ static void resnet_close(void *state)
     free(resnet);
 }
 
+/* Returns the stored output of a layer in NHWC order; NULL if there is none. */
+static const bf16 *stored_output(struct resnet *resnet, uint32_t layer)
+{
+    const bf16 *found = layer == STEM - 1                ? resnet->pooled
+                        : layer == resnet->mean->number ? resnet->means
+                                                        : nullptr;
+    (void)each_unit(resnet, [&](const struct conv_norm *unit) {
+        if (layer == unit->conv->number)
+            found = unit->raw;
+        if (unit->active && layer == unit->conv->number + 2)
+            found = unit->active;
+        return STATUS_OK;
+    });
+    for (uint32_t i = 0; i < resnet->block_count; i++)
+        if (layer == resnet->blocks[i].end - 1)
+            found = resnet->blocks[i].outputs;
+    return found;
+}
+
+enum status resnet_output(void *state, uint32_t layer, uint32_t count, float *values)
+{
+    struct resnet *resnet = device_engine_as<struct resnet>(state);
+    const struct layer *of = &resnet->train->model->layers[layer];
+    const size_t all = count * of->out_values, channels = of->out.channels, pixels = of->out_values / channels;
+    CUDA_TRY(cudaStreamSynchronize(resnet->stream));
+    if (of == resnet->head)
+        return CUDA_STATUS(cudaMemcpy(values, resnet->logits, all * sizeof *values, cudaMemcpyDeviceToHost));
+    const bf16 *stored = stored_output(resnet, layer);
+    if (!stored)
+        return status_set(STATUS_UNAVAILABLE, "resnet: the output of %s is not stored", of->name);
+    bf16 *copy = static_cast<bf16 *>(malloc(all * sizeof *copy));
+    TRY(ALLOCATED(copy, "resnet: out of memory"));
+    const enum status status = CUDA_STATUS(cudaMemcpy(copy, stored, all * sizeof *copy, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < all; i++) { /* i: (sample, channel, pixel) */
+        const size_t sample = i / of->out_values, channel = i / pixels % channels, pixel = i % pixels;
+        values[i] = __bfloat162float(copy[(sample * pixels + pixel) * channels + channel]);
+    }
+    free(copy);
+    return status;
+}
+
 static enum status resnet_set(void *state, const struct train_state *from)
 {
     struct resnet *resnet = device_engine_as<struct resnet>(state);
