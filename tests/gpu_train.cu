@@ -754,13 +754,16 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
 
 /* Errors of the first step: of the outputs, and of the gradients relative to their bounds. */
 struct given_errors {
-    double outputs, gradients, without_tap; /* without_tap: of the gradients of a 3 x 3 kernel without a tap */
-    const char *layer, *tensor;             /* with the largest errors */
+    double outputs, gradients,
+        without_tap;            /* without_tap: of the gradients of a 3 x 3 kernel without a tap */
+    const char *layer, *tensor; /* with the largest errors */
 };
 
 static double given_bound(const struct model_tensor *tensor)
 {
-    return tensor->is_statistic ? GIVEN_STATISTICS : tensor->axes > 1 || tensor->head ? GIVEN_WEIGHTS : GIVEN_NORMS;
+    return tensor->is_statistic               ? GIVEN_STATISTICS
+           : tensor->axes > 1 || tensor->head ? GIVEN_WEIGHTS
+                                              : GIVEN_NORMS;
 }
 
 /* Gets all outputs that the engine stores. */
@@ -776,8 +779,9 @@ static void take_outputs(const struct learner *mine, const struct train *train, 
     }
 }
 
-static void find_given_errors(const struct learner *mine, const struct learner *oracle, const struct model *model,
-                              const struct oracle_given *given, struct given_errors *errors)
+static void find_given_errors(const struct learner *mine, const struct learner *oracle,
+                              const struct model *model, const struct oracle_given *given,
+                              struct given_errors *errors)
 {
     const size_t bytes = model->arena_values * sizeof(float);
     float *ours = static_cast<float *>(must_have(malloc(bytes)));
@@ -806,9 +810,10 @@ static void find_given_errors(const struct learner *mine, const struct learner *
     free(right);
 }
 
-/* Compares the first step. Returns whether all errors are within the bounds or, with a planted fault, at least
- * one exceeds its bound; and whether the bounds would find a gradient without a tap. */
-static bool agrees_by_layer(const struct trial *trial, const struct train *train, const struct train_state *begin)
+/* Compares the first step. Returns whether all errors are within the bounds or, with a planted fault, at
+ * least one exceeds its bound; and whether the bounds would find a gradient without a tap. */
+static bool agrees_by_layer(const struct trial *trial, const struct train *train,
+                            const struct train_state *begin)
 {
     const size_t values = train->model->arena_values;
     struct train_state from = copy_of(begin, values), faulty;
@@ -829,9 +834,9 @@ static bool agrees_by_layer(const struct trial *trial, const struct train *train
     const bool well = near == (trial->fault == FAULT_NONE) && errors.without_tap > 1;
     printf("%s  %s %-9s by layer%s%s: outputs %.1e (%s, bound %.0e), gradients %.2f of their bounds (%s), "
            "without a tap %.1f\n",
-           well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->fault ? ", planted: " : "",
-           fault_names[trial->fault], errors.outputs, errors.layer, GIVEN_OUTPUTS, errors.gradients,
-           errors.tensor, errors.without_tap);
+           well ? "ok    " : "FAILED", contender->engine->name, trial->table,
+           trial->fault ? ", planted: " : "", fault_names[trial->fault], errors.outputs, errors.layer,
+           GIVEN_OUTPUTS, errors.gradients, errors.tensor, errors.without_tap);
     for (const float *outputs : given.outputs)
         free(const_cast<float *>(outputs));
     for (const struct learner *each : {&mine, &oracle})

@@ -1,7 +1,7 @@
 /* Tests residual networks with batch normalisation: parameters and names of torchvision, running statistics,
  * steps of train-naive, resumed runs, parameters of other programs, and refusals. Their gradients are tested
- * by test_train_net.c, train-omp by test_train_omp.c, sums over ranks by test_mpi_train.c, and train-resnet by
- * gpu_resnet and gpu_train. */
+ * by test_train_net.c, train-omp by test_train_omp.c, sums over ranks by test_mpi_train.c, and train-resnet
+ * by gpu_resnet and gpu_train. */
 #include <criterion/criterion.h>
 
 #include <math.h>
@@ -148,7 +148,8 @@ Test(train_resnet, given_outputs_replace_those_of_the_reference)
 {
     enum { COUNT = 5, CHANGED = 3 };
     struct net net;
-    net_open(&net, &engine_oracle, table_of("resnet-micro"), (struct shape){3, 1, 17, 19}, 5, COUNT, COUNT, 0);
+    net_open(&net, &engine_oracle, table_of("resnet-micro"), (struct shape){3, 1, 17, 19}, 5, COUNT, COUNT,
+             0);
     static struct oracle_given given;
     const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}, NULL};
     float *values[MODEL_LAYERS_MAX], *gradients = calloc(2 * net.model.arena_values, sizeof *gradients);
@@ -367,7 +368,8 @@ Test(train_resnet, the_fast_engine_trains_resumes_and_infers)
     EXPECT(0, "%s--epochs 1 --checkpoint c", fast);
     EXPECT(0, "%s--epochs 3 --checkpoint c --resume --export parts", fast);
     EXPECT(0, "tail -c " VALUES " whole >v && tail -c " VALUES " parts | cmp v -");
-    EXPECT(0, "$P --variant infer-omp,infer-naive --checkpoint c --batch 7 --verify --warmups 1 --warmup-time 0 "
-              "--min-samples 3 --min-time 0 --max-time 0");
+    EXPECT(0,
+           "$P --variant infer-omp,infer-naive --checkpoint c --batch 7 --verify --warmups 1 --warmup-time 0 "
+           "--min-samples 3 --min-time 0 --max-time 0");
 }
 #endif

@@ -2,9 +2,10 @@
  * loops use SIMD. docs/train_omp.md shows where the time goes.
  *
  * Convolutions process one sample per thread; linear layers process the whole batch. Networks with batch
- * normalisation pass through the blocks layer by layer (omp_layers.c). Results are bit-identical for any number of threads, because the order of every sum is fixed. In convolutions, one
- * thread does all the work of a sample. An element of a GEMM is summed in the same order in any tile.
- * Convolution gradients are summed per chunk of the batch, then over the chunks in order. */
+ * normalisation pass through the blocks layer by layer (omp_layers.c). Results are bit-identical for any
+ * number of threads, because the order of every sum is fixed. In convolutions, one thread does all the work
+ * of a sample. An element of a GEMM is summed in the same order in any tile. Convolution gradients are summed
+ * per chunk of the batch, then over the chunks in order. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -562,12 +563,13 @@ static uint64_t omp_memory_bytes(const void *state)
     return net->bytes + feed_memory_bytes(&net->feed);
 }
 
-#define ENGINE(name_, open_)                                                                              \
-    {                                                                                                     \
-        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .augments = true,                    \
-        .gradients_in = GRADIENTS_IN_HOST, .savings = {.pooled_gradients = true}, .open = open_, .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps,            \
-        .totals = omp_totals, .progress = omp_progress, .gradients = omp_gradients,                       \
-        .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes, .stages = &stages                     \
+#define ENGINE(name_, open_)                                                                          \
+    {                                                                                                 \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .augments = true,                \
+        .gradients_in = GRADIENTS_IN_HOST, .savings = {.pooled_gradients = true}, .open = open_,      \
+        .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals, \
+        .progress = omp_progress, .gradients = omp_gradients, .evaluate = omp_evaluate,               \
+        .memory_bytes = omp_memory_bytes, .stages = &stages                                           \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

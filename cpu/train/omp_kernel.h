@@ -97,13 +97,13 @@ struct net_kernel {
     void (*gelu_backward)(const float *in, const float *deltas, float *in_deltas, size_t count, bool adds);
 
     /* Batch normalisation of `count` positions, which have `pitch` floats each, one per channel. moments()
-     * computes the mean of each channel, and the sum of the squares of the distances from it. apply() computes
-     * out = (in - mean) * scale + shift. sums() computes the sums of the gradients, and of their products with
-     * in - mean. apply_backward() computes scale * (delta - fall - (in - mean) * slope), and adds it to
-     * in_deltas if `adds` is true. The other arrays have `pitch` values, one per channel. */
+     * computes the mean of each channel, and the sum of the squares of the distances from it. apply()
+     * computes out = (in - mean) * scale + shift. sums() computes the sums of the gradients, and of their
+     * products with in - mean. apply_backward() computes scale * (delta - fall - (in - mean) * slope), and
+     * adds it to in_deltas if `adds` is true. The other arrays have `pitch` values, one per channel. */
     void (*channel_moments)(const float *in, size_t count, size_t pitch, float *means, float *squares);
-    void (*channel_apply)(const float *in, size_t count, size_t pitch, const float *means, const float *scales,
-                          const float *shifts, float *out);
+    void (*channel_apply)(const float *in, size_t count, size_t pitch, const float *means,
+                          const float *scales, const float *shifts, float *out);
     void (*channel_sums)(const float *in, const float *deltas, size_t count, size_t pitch, const float *means,
                          float *sums, float *products);
     void (*channel_backward)(const float *in, const float *deltas, size_t count, size_t pitch,

@@ -1,6 +1,6 @@
 /* `train-omp`: networks with batch normalisation. The batch passes through the blocks before FLAT together,
- * block by block. Each sum over the batch has a fixed order: over the positions of a band, then over the bands
- * of all samples. So the results do not depend on the number of threads. */
+ * block by block. Each sum over the batch has a fixed order: over the positions of a band, then over the
+ * bands of all samples. So the results do not depend on the number of threads. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -8,8 +8,9 @@
 #include "core/phase.h"
 #include "omp_net.h"
 
-#define SHARE_TILES 128 /* tiles of a gradient that one thread computes for all samples: they fit in its cache */
-#define COLUMNS     16  /* channels whose sums one thread adds up at a time */
+#define SHARE_TILES \
+    128            /* tiles of a gradient that one thread computes for all samples: they fit in its cache */
+#define COLUMNS 16 /* channels whose sums one thread adds up at a time */
 
 static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,
                                  bool training)
@@ -49,8 +50,7 @@ static void add_up(struct net *net, const struct block *block, size_t which, siz
     const size_t index = 3 * (size_t)(block - net->blocks) + which;
 #pragma omp master
     if (net->exchanged == STATUS_OK)
-        net->exchanged =
-            exchange_part_sum(net->train->exchange, index, STATUS_OK, net->shared, count);
+        net->exchanged = exchange_part_sum(net->train->exchange, index, STATUS_OK, net->shared, count);
     barrier_wait(&net->barrier);
 }
 
@@ -186,8 +186,7 @@ static void use_running(struct net *net, const struct block *block)
 {
 #pragma omp for nowait
     for (size_t c = 0; c < block->out_pitch; c++) {
-        const float inverse =
-            1 / sqrtf(net->parameters[block->variance + c] + (float)BATCH_NORM_EPSILON);
+        const float inverse = 1 / sqrtf(net->parameters[block->variance + c] + (float)BATCH_NORM_EPSILON);
         values_at(block, CHANNEL_MEAN)[c] = net->parameters[block->mean + c];
         values_at(block, CHANNEL_SCALE)[c] = inverse * net->parameters[block->weight + c];
         values_at(block, CHANNEL_SHIFT)[c] = net->parameters[block->bias + c];

@@ -158,7 +158,8 @@ struct head {
 
 /* Scratch memory of one thread. `sample`: the gathered sample. `partner`: the sample that is mixed into it,
  * or NULL. `around`: a padded input. `plain`: an output before pooling. `wide`: padded gradients. `strided`:
- * gradients of a conv_phase's inputs. `deltas`: gradients of a block's output and input. `held`: gradients that wait for an earlier block. */
+ * gradients of a conv_phase's inputs. `deltas`: gradients of a block's output and input. `held`: gradients
+ * that wait for an earlier block. */
 struct worker {
     float *sample, *partner, *around, *plain, *wide, *strided, *deltas[2], *held;
     uint32_t *list_positions, *list_counts;
@@ -195,10 +196,10 @@ struct net {
      * per sample. `partial`: sums of a BATCH_NORM, partial_values per sample. */
     float *arounds, *partial;
     size_t around_values, partial_values;
-    float *shared; /* values that the ranks add up (exchange_part_sum()) */
-    uint32_t *step_numbers;     /* numbers of this rank's samples of a step, and of their partners */
-    uint32_t *numbers;          /* numbers of the batch: a part of step_numbers */
-    uint32_t *iota;             /* 0, 1, 2, ... */
+    float *shared;          /* values that the ranks add up (exchange_part_sum()) */
+    uint32_t *step_numbers; /* numbers of this rank's samples of a step, and of their partners */
+    uint32_t *numbers;      /* numbers of the batch: a part of step_numbers */
+    uint32_t *iota;         /* 0, 1, 2, ... */
 
     /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
     size_t arena_values, trained_values; /* running statistics begin at trained_values */
@@ -367,8 +368,8 @@ void net_flat_forward(const struct net *net, const struct passing *passing);
 void net_flat_backward(const struct net *net, const struct passing *passing, float *deltas);
 
 /* Runs the backward pass of a block other than INPUT and BATCH_NORM for one sample, without its in-place
- * layers. `in_deltas` are overwritten or, if `adds` is true, added to. `sums` and `in_deltas` are NULL if they
- * are not needed. */
+ * layers. `in_deltas` are overwritten or, if `adds` is true, added to. `sums` and `in_deltas` are NULL if
+ * they are not needed. */
 void net_block_backward(const struct net *net, struct worker *worker, const struct block *block,
                         const struct passing *passing, const float *deltas, float *in_deltas, bool adds,
                         float *sums);

@@ -187,8 +187,7 @@ static float clip(struct net *net)
 /* Copies the gradients of a tensor to net->adjusted, and clips each unit (optimizer_clip_unit()). */
 static void adjust_units(struct net *net, const struct span *span)
 {
-    const double factor =
-        span->head || span->how.statistic > 0 ? 0 : net->train->optimizer.clip_adaptive;
+    const double factor = span->head || span->how.statistic > 0 ? 0 : net->train->optimizer.clip_adaptive;
     const size_t pitch = span->pitch;
 #pragma omp for nowait
     for (size_t r = 0; r < span->rows; r++) {

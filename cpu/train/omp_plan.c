@@ -369,8 +369,8 @@ static void plan_phase(struct net *net, struct block *block, const uint32_t *res
         inputs.step[axis] = stride;
         inputs.count[axis] = rows.count[axis] =
             first < lengths[axis] ? (lengths[axis] - first - 1) / stride + 1 : 0;
-        rows.first[axis] =
-            (first + padding - rest[axis]) / stride + conv->wide_before[axis] + 1 - (taps[axis] ? taps[axis] : 1);
+        rows.first[axis] = (first + padding - rest[axis]) / stride + conv->wide_before[axis] + 1 -
+                           (taps[axis] ? taps[axis] : 1);
         rows.step[axis] = 1;
     }
     phase->first_tap = *taps_done;

@@ -247,8 +247,8 @@ static void sum_positions(const struct net *net, const struct block *block, cons
         net->kernel->add(deltas + p * block->out_pitch, sums, block->out_pitch);
 }
 
-/* Computes the gradient of the input: convolves the zero-padded output gradient with the mirrored kernel. With
- * a stride, does so for each phase of the inputs, and adds the results up in in_deltas. */
+/* Computes the gradient of the input: convolves the zero-padded output gradient with the mirrored kernel.
+ * With a stride, does so for each phase of the inputs, and adds the results up in in_deltas. */
 static void conv_backward_input(const struct net *net, struct worker *worker, const struct block *block,
                                 const float *deltas, float *in_deltas, bool adds)
 {

@@ -139,9 +139,9 @@ struct image_fit {
                          members have a header. Counts also if `res` is 0 */
 };
 
-#define FIT_RES_MAX    16384
-#define CROP_SCALE_MIN 1e-4
-#define CROP_RATIO_MAX 7.0 /* of width / height; box_exp() has a limit */
+#define FIT_RES_MAX        16384
+#define CROP_SCALE_MIN     1e-4
+#define CROP_RATIO_MAX     7.0 /* of width / height; box_exp() has a limit */
 
 #define CROP_SCALE_DEFAULT "0.08,1"
 #define CROP_RATIO_DEFAULT "0.75,1.3333"
@@ -153,20 +153,20 @@ struct crop_parameters {
 
 /* Rows of the option tables of workloads with --fit random-resized-crop. `at`: offset of the struct
  * crop_parameters in the workload's parameters. */
-#define CROP_OPTIONS(at)                                                                                  \
-    {"crop-scale",                                                                                        \
-     "MIN,MAX",                                                                                           \
-     OPTION_TEXT,                                                                                         \
-     (at) + offsetof(struct crop_parameters, scale),                                                      \
-     .fallback = CROP_SCALE_DEFAULT,                                                                          \
-     .column = COLUMN,                                                                                    \
-     .help = "range of the area of the parts that --fit random-resized-crop cuts out, as a fraction of "  \
-             "the image; `scale` of torchvision's RandomResizedCrop"},                                    \
-    {                                                                                                     \
-        "crop-ratio", "MIN,MAX", OPTION_TEXT, (at) + offsetof(struct crop_parameters, ratio),             \
-            .fallback = CROP_RATIO_DEFAULT, .column = COLUMN,                                                  \
-            .help = "range of width / height of these parts, before they are resized; `ratio` of "        \
-                    "torchvision's RandomResizedCrop"                                                     \
+#define CROP_OPTIONS(at)                                                                                 \
+    {"crop-scale",                                                                                       \
+     "MIN,MAX",                                                                                          \
+     OPTION_TEXT,                                                                                        \
+     (at) + offsetof(struct crop_parameters, scale),                                                     \
+     .fallback = CROP_SCALE_DEFAULT,                                                                     \
+     .column = COLUMN,                                                                                   \
+     .help = "range of the area of the parts that --fit random-resized-crop cuts out, as a fraction of " \
+             "the image; `scale` of torchvision's RandomResizedCrop"},                                   \
+    {                                                                                                    \
+        "crop-ratio", "MIN,MAX", OPTION_TEXT, (at) + offsetof(struct crop_parameters, ratio),            \
+            .fallback = CROP_RATIO_DEFAULT, .column = COLUMN,                                            \
+            .help = "range of width / height of these parts, before they are resized; `ratio` of "       \
+                    "torchvision's RandomResizedCrop"                                                    \
     }
 
 FDSL_C_BEGIN
@@ -185,7 +185,8 @@ enum status crop_read(const struct crop_parameters *parameters, struct crop_rang
  * FIT_RANDOM_RESIZED_CROP follows torchvision's RandomResizedCrop: the area is uniform between 8 % and 100 %
  * of the image, and the logarithm of width / height is uniform between log(3/4) and log(4/3), or in
  * fit->range. Both are drawn up to ten times, until the rectangle fits. If none fits, the result is the
- * largest rectangle at the centre whose ratio of the sides is in the range. Philox counter of each attempt: attempt, sample, epoch. */
+ * largest rectangle at the centre whose ratio of the sides is in the range. Philox counter of each attempt:
+ * attempt, sample, epoch. */
 struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                                uint32_t sample);
 

@@ -77,8 +77,7 @@ FDSL_HD struct image_box box_central(const double *ratio, uint32_t width, uint32
 FDSL_HD struct image_box box_random_resized(const struct crop_range *range, uint64_t seed, uint32_t width,
                                             uint32_t height, uint32_t epoch, uint32_t sample)
 {
-    const struct crop_range plain = {
-        {BOX_AREA_MIN, 1}, {3.0 / 4, 4.0 / 3}, {-BOX_RATIO_LOG, BOX_RATIO_LOG}};
+    const struct crop_range plain = {{BOX_AREA_MIN, 1}, {3.0 / 4, 4.0 / 3}, {-BOX_RATIO_LOG, BOX_RATIO_LOG}};
     const struct crop_range *of = range->scale[1] > 0 ? range : &plain;
     struct image_box box;
     for (uint32_t attempt = 0; attempt < BOX_ATTEMPTS; attempt++) {
@@ -114,7 +113,8 @@ FDSL_HD struct draw_erase box_erase(const struct augment *augment, uint64_t seed
     for (uint32_t attempt = 0; attempt < BOX_ATTEMPTS; attempt++) {
         struct image_box box;
         block = philox(philox_key(seed), attempt, sample, epoch, DRAW_ERASE);
-        if (box_draw(block, &range, augment->width, augment->height, &box) && box.width < augment->width && box.height < augment->height) {
+        if (box_draw(block, &range, augment->width, augment->height, &box) && box.width < augment->width &&
+            box.height < augment->height) {
             erase.box = box;
             return erase;
         }

@@ -352,11 +352,11 @@ struct augment {
     uint32_t operations; /* RandAugment: number of operations per sample; 0: off */
     double magnitude;    /* RandAugment: see struct rand_augment */
     struct augment_policy policy;
-    uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
-    float erasing;          /* probability of random erasing */
-    bool erase_last;        /* random erasing follows the mixing of samples, and so does not mix its noise */
-    uint32_t height, width; /* size of the images, for random erasing */
-    struct jitter color;    /* zeros: none */
+    uint32_t repeats;        /* copies of each sample in a step; 0 means 1 */
+    float erasing;           /* probability of random erasing */
+    bool erase_last;         /* random erasing follows the mixing of samples, and so does not mix its noise */
+    uint32_t height, width;  /* size of the images, for random erasing */
+    struct jitter color;     /* zeros: none */
     struct crop_range range; /* of `crop` */
 };
 

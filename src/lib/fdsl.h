@@ -591,7 +591,8 @@ struct fdsl_stream_config {
                        * same crop, flip and changes of colour. Clips have the default layout, and neither
                        * rand_augment, mixup nor cutmix */
 
-    /* Of fit "random-resized-crop": the range of the area, as a fraction of the image, and of width / height */
+    /* Of fit "random-resized-crop": the range of the area, as a fraction of the image, and of width / height
+     */
     double crop_scale[2]; /* from 0.0001 to 1; default 0.08 to 1 */
     double crop_ratio[2]; /* from 1/7 to 7; default 3/4 to 4/3 */
 };

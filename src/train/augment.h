@@ -38,9 +38,8 @@ struct augment_plan {
 FDSL_HD struct image_box augment_box(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)
 {
     struct image_box whole = {0, 0, plan->canvas.width, plan->canvas.height};
-    return plan->crop
-               ? box_random_resized(&plan->range, plan->seed, whole.width, whole.height, epoch, sample)
-               : whole;
+    return plan->crop ? box_random_resized(&plan->range, plan->seed, whole.width, whole.height, epoch, sample)
+                      : whole;
 }
 
 FDSL_HD bool augment_flips(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)

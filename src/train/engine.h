@@ -597,7 +597,8 @@ double oracle_slopes(void *oracle);
  * reference, so rounding neither grows from layer to layer nor changes the masks of ReLU: the gradients are
  * then those of these outputs. */
 struct oracle_given {
-    const float *outputs[MODEL_LAYERS_MAX]; /* per layer: those of the step's samples, in C order; NULL: none */
+    const float
+        *outputs[MODEL_LAYERS_MAX]; /* per layer: those of the step's samples, in C order; NULL: none */
     /* Set by each step: per layer with outputs, the sum of the squared differences between the output that
      * the reference computes from the given inputs and the given output, and the sum of its squares. */
     double off[MODEL_LAYERS_MAX], all[MODEL_LAYERS_MAX];

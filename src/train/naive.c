@@ -280,7 +280,8 @@ static bool allocate(struct naive *naive)
     return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
            naive->deltas && naive->sample && naive->partner && naive->scratch && naive->numbers &&
            (naive->ema || !train_averages(naive->train)) &&
-           ((naive->adjusted && naive->squares) || !train_needs_tensors(naive->train)) && allocate_norms(naive);
+           ((naive->adjusted && naive->squares) || !train_needs_tensors(naive->train)) &&
+           allocate_norms(naive);
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -474,8 +475,8 @@ static void sum_channels(struct naive *naive, uint32_t layer, uint32_t which, si
         return;
     for (size_t i = 0; i < count; i++)
         naive->shared[i] = (float)naive->channels[i];
-    naive->normalised = exchange_part_sum(naive->train->exchange, 3 * (size_t)layer + which, STATUS_OK,
-                                          naive->shared, count);
+    naive->normalised =
+        exchange_part_sum(naive->train->exchange, 3 * (size_t)layer + which, STATUS_OK, naive->shared, count);
     for (size_t i = 0; i < count; i++)
         naive->channels[i] = naive->shared[i];
 }

@@ -576,7 +576,8 @@ static const char *lacking(const struct train_parameters *parameters, const char
 /* Implements workload->applies(). */
 static bool train_applies(const void *parameters, const struct variant *variant, const char *option)
 {
-    static const char *const of_ranks[] = {"sync", "lr-scale", "balance", "parallel", "sync-batch-norm", NULL};
+    static const char *const of_ranks[] = {"sync",     "lr-scale",        "balance",
+                                           "parallel", "sync-batch-norm", NULL};
     const struct train_parameters *given = parameters;
     if (variant && strcmp(option, "resident-device-bytes") == 0 && strcmp(variant->platform, "cuda") != 0)
         return false;

@@ -400,7 +400,8 @@ struct batch_of {
 static enum status add_up_shared(struct resnet *resnet, const struct conv_norm *unit)
 {
     struct exchange *exchange = resnet->train->exchange;
-    TRY(exchange->method->begin(exchange, resnet->norm_sums, 2 * (size_t)unit->norm.channels, resnet->stream));
+    TRY(exchange->method->begin(exchange, resnet->norm_sums, 2 * (size_t)unit->norm.channels,
+                                resnet->stream));
     return exchange->method->end(exchange, resnet->stream);
 }
 
@@ -473,8 +474,7 @@ static struct vit_linear head_of(const struct resnet *resnet, uint32_t count, ui
 /* Adds up the sums of all normalisations, in the order of forward_pass(), on a rank without samples. */
 static enum status forward_idle(struct resnet *resnet, const struct batch_of *of)
 {
-    return each_unit(resnet,
-                     [&](const struct conv_norm *unit) { return moments_shared(resnet, unit, of); });
+    return each_unit(resnet, [&](const struct conv_norm *unit) { return moments_shared(resnet, unit, of); });
 }
 
 /* Computes the logits of the samples in resnet->images. */
@@ -652,8 +652,7 @@ static enum status backward_pass(struct resnet *resnet, const struct batch_of *o
 static enum status record(struct resnet *resnet, const struct batch_of *of, bool back, cudaGraphExec_t *into)
 {
     CUDA_TRY(cudaStreamBeginCapture(resnet->stream, cudaStreamCaptureModeRelaxed));
-    return capture_end(resnet->stream, back ? backward_pass(resnet, of) : forward_pass(resnet, of),
-                       into);
+    return capture_end(resnet->stream, back ? backward_pass(resnet, of) : forward_pass(resnet, of), into);
 }
 
 static void graphs_close(struct resnet_graphs *graphs)
@@ -758,7 +757,7 @@ static void resnet_close(void *state)
 /* Returns the stored output of a layer in NHWC order; NULL if there is none. */
 static const bf16 *stored_output(struct resnet *resnet, uint32_t layer)
 {
-    const bf16 *found = layer == STEM - 1                ? resnet->pooled
+    const bf16 *found = layer == STEM - 1               ? resnet->pooled
                         : layer == resnet->mean->number ? resnet->means
                                                         : nullptr;
     (void)each_unit(resnet, [&](const struct conv_norm *unit) {
@@ -778,7 +777,8 @@ enum status resnet_output(void *state, uint32_t layer, uint32_t count, float *va
 {
     struct resnet *resnet = device_engine_as<struct resnet>(state);
     const struct layer *of = &resnet->train->model->layers[layer];
-    const size_t all = count * of->out_values, channels = of->out.channels, pixels = of->out_values / channels;
+    const size_t all = count * of->out_values, channels = of->out.channels,
+                 pixels = of->out_values / channels;
     CUDA_TRY(cudaStreamSynchronize(resnet->stream));
     if (of == resnet->head)
         return CUDA_STATUS(cudaMemcpy(values, resnet->logits, all * sizeof *values, cudaMemcpyDeviceToHost));
@@ -787,7 +787,8 @@ enum status resnet_output(void *state, uint32_t layer, uint32_t count, float *va
         return status_set(STATUS_UNAVAILABLE, "resnet: the output of %s is not stored", of->name);
     bf16 *copy = static_cast<bf16 *>(malloc(all * sizeof *copy));
     TRY(ALLOCATED(copy, "resnet: out of memory"));
-    const enum status status = CUDA_STATUS(cudaMemcpy(copy, stored, all * sizeof *copy, cudaMemcpyDeviceToHost));
+    const enum status status =
+        CUDA_STATUS(cudaMemcpy(copy, stored, all * sizeof *copy, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < all; i++) { /* i: (sample, channel, pixel) */
         const size_t sample = i / of->out_values, channel = i / pixels % channels, pixel = i % pixels;
         values[i] = __bfloat162float(copy[(sample * pixels + pixel) * channels + channel]);

@@ -200,14 +200,9 @@ enum status resnet_shared_moments_begin(const struct resnet_norm *norm, const st
 enum status resnet_shared_moments_end(const struct resnet_norm *norm, const struct resnet_shared *shared,
                                       const float *shift, float *mean, float *variance, cudaStream_t stream)
 {
-    const struct sums_plan plan = {*norm,
-                                   0,
-                                   (double)shared->rows,
-                                   (float)shared->rows / (float)shared->all,
-                                   mean,
-                                   variance,
-                                   shared->sums,
-                                   (double)shared->all};
+    const struct sums_plan plan = {
+        *norm, 0,        (double)shared->rows, (float)shared->rows / (float)shared->all,
+        mean,  variance, shared->sums,         (double)shared->all};
     shared_moments_kernel<<<blocks_for(norm->channels), BLOCK, 0, stream>>>(plan, shift);
     return CUDA_LAUNCHED("shared_moments_kernel");
 }
