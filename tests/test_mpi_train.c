@@ -608,7 +608,7 @@ Test(mpi_train, ranks_normalise_together)
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
         double loss[4];
         char line[512];
-        for (int ranks = 1; ranks <= 3; ranks++) {
+        for (int ranks = 1; ranks <= 3; ranks += 2) {
             const size_t last = ranks > 1 ? (size_t)ranks + 1 : 1;
             snprintf(line, sizeof line, "%s--sync-batch-norm --verify --verify-steps 4", lines[i]);
             run_well(ranks, line);
