@@ -2,7 +2,9 @@
  * and every network, with odd sizes. Compares the gradients of the first step, the losses and parameter
  * updates of up to 50 steps, and the logits of the test set. Every five steps, the engine continues from the
  * oracle's state. Also checks that the same seed gives the same bits, even if a second engine runs half of
- * the steps. Each planted fault must exceed one of the error bounds. make check-gpu runs this program.
+ * the steps. Each planted fault must exceed one of the error bounds. With `resnet`, also compares the first
+ * step layer by layer: the oracle takes the engine's outputs of each layer (struct oracle_given). make
+ * check-gpu runs this program.
  *
  *     gpu_train [--engine cuda|tf32|bf16|amp|vit|resnet] [--short] [--seed N] [NAME ...]
  *
@@ -14,6 +16,8 @@
  *
  * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
+
+#include <cuda_bf16.h>
 
 #include "core/philox.h"
 #include "machine/device.h"
@@ -734,6 +738,115 @@ static struct verdict compare(const struct trial *trial, const struct train *tra
     return verdict;
 }
 
+#ifdef HAVE_CUBLAS
+
+/* ---- The first step of a residual network, layer by layer ----
+ *
+ * Rounding to bf16 changes the masks of ReLU, which makes gradients differ by half of their norm. With the
+ * engine's own outputs, the oracle has the same masks. Then outputs differ by one rounding, the gradients of
+ * weights by the roundings of the gradients on the way back (1e-2 in a simulation of these roundings on a
+ * CPU), and those of normalisations, whose terms nearly cancel each other, by up to 5e-2. */
+
+#define GIVEN_OUTPUTS    4e-3
+#define GIVEN_WEIGHTS    3e-2
+#define GIVEN_NORMS      0.15
+#define GIVEN_STATISTICS 1e-3
+
+/* Errors of the first step: of the outputs, and of the gradients relative to their bounds. */
+struct given_errors {
+    double outputs, gradients,
+        without_tap;            /* without_tap: of the gradients of a 3 x 3 kernel without a tap */
+    const char *layer, *tensor; /* with the largest errors */
+};
+
+static double given_bound(const struct model_tensor *tensor)
+{
+    return tensor->is_statistic               ? GIVEN_STATISTICS
+           : tensor->axes > 1 || tensor->head ? GIVEN_WEIGHTS
+                                              : GIVEN_NORMS;
+}
+
+/* Gets all outputs that the engine stores. */
+static void take_outputs(const struct learner *mine, const struct train *train, struct oracle_given *given)
+{
+    for (uint32_t i = 0; i < train->model->layer_count; i++) {
+        const size_t values = train->batch * train->model->layers[i].out_values;
+        float *outputs = static_cast<float *>(must_have(malloc(values * sizeof *outputs)));
+        if (resnet_output(mine->state, i, train->batch, outputs) == STATUS_OK)
+            given->outputs[i] = outputs;
+        else
+            free(outputs);
+    }
+}
+
+static void find_given_errors(const struct learner *mine, const struct learner *oracle,
+                              const struct model *model, const struct oracle_given *given,
+                              struct given_errors *errors)
+{
+    const size_t bytes = model->arena_values * sizeof(float);
+    float *ours = static_cast<float *>(must_have(malloc(bytes)));
+    float *right = static_cast<float *>(must_have(malloc(bytes)));
+    must(mine->engine->gradients(mine->state, ours));
+    must(oracle->engine->gradients(oracle->state, right));
+    *errors = {0, 0, 0, "", ""};
+    for (uint32_t i = 0; i < model->layer_count; i++) {
+        const double off = given->outputs[i] ? sqrt(given->off[i] / given->all[i]) : 0;
+        errors->layer = off > errors->outputs || isnan(off) ? model->layers[i].name : errors->layer;
+        errors->outputs = worst_of(off, errors->outputs);
+    }
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *tensor = &model->tensors[t];
+        float *own = ours + tensor->first;
+        const double off = off_by(own, right + tensor->first, tensor->values) / given_bound(tensor);
+        errors->tensor = off > errors->gradients || isnan(off) ? tensor->name : errors->tensor;
+        errors->gradients = worst_of(off, errors->gradients);
+        if (errors->without_tap > 0 || tensor->axes != 4 || tensor->shape[2] != 3)
+            continue;
+        for (size_t i = 4; i < tensor->values; i += 9)
+            own[i] = 0;
+        errors->without_tap = off_by(own, right + tensor->first, tensor->values) / given_bound(tensor);
+    }
+    free(ours);
+    free(right);
+}
+
+/* Compares the first step. Returns whether all errors are within the bounds or, with a planted fault, at
+ * least one exceeds its bound; and whether the bounds would find a gradient without a tap. */
+static bool agrees_by_layer(const struct trial *trial, const struct train *train,
+                            const struct train_state *begin)
+{
+    const size_t values = train->model->arena_values;
+    struct train_state from = copy_of(begin, values), faulty;
+    struct oracle_given given = {};
+    struct given_errors errors;
+    for (size_t i = 0; i < values; i++)
+        from.parameters[i] = __bfloat162float(__float2bfloat16(from.parameters[i]));
+    faulty = copy_of(&from, values);
+    plant(trial->fault, train->model, faulty.parameters);
+    struct learner mine = learner_open(contender->engine, train, &faulty);
+    struct learner oracle = learner_open(&engine_oracle, train, &from);
+    must(mine.engine->steps(mine.state, 0, 0, 1));
+    take_outputs(&mine, train, &given);
+    oracle_give(oracle.state, &given);
+    must(oracle.engine->steps(oracle.state, 0, 0, 1));
+    find_given_errors(&mine, &oracle, train->model, &given, &errors);
+    const bool near = errors.outputs <= GIVEN_OUTPUTS && errors.gradients <= 1;
+    const bool well = near == (trial->fault == FAULT_NONE) && errors.without_tap > 1;
+    printf("%s  %s %-9s by layer%s%s: outputs %.1e (%s, bound %.0e), gradients %.2f of their bounds (%s), "
+           "without a tap %.1f\n",
+           well ? "ok    " : "FAILED", contender->engine->name, trial->table,
+           trial->fault ? ", planted: " : "", fault_names[trial->fault], errors.outputs, errors.layer,
+           GIVEN_OUTPUTS, errors.gradients, errors.tensor, errors.without_tap);
+    for (const float *outputs : given.outputs)
+        free(const_cast<float *>(outputs));
+    for (const struct learner *each : {&mine, &oracle})
+        each->engine->close(each->state);
+    train_state_free(&from);
+    train_state_free(&faulty);
+    return well;
+}
+#endif
+
 /* Prints the errors of a case. Returns whether it passed: repeated runs give the same bits, and all errors
  * are within the bounds or, with a planted fault, at least one exceeds its bound. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
@@ -828,6 +941,10 @@ static bool run(const struct trial *trial)
     struct verdict verdict = compare(trial, &train, &begin);
     bool well = judge(trial, &model, &verdict);
     well = plans_memory(&train) && well;
+#ifdef HAVE_CUBLAS
+    if (contender->engine == &engine_resnet && trial->fault != FAULT_LABEL && trial->fault != FAULT_MOVE)
+        well = agrees_by_layer(trial, &train, &begin) && well;
+#endif
     if (contender->engine->scales_loss && trial->overflows)
         well = overflows(&train, &begin) && well;
     train_state_free(&begin);

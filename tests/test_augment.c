@@ -587,13 +587,20 @@ Test(augment, magnitudes_have_the_distribution_of_timm)
  */
 Test(augment, boxes_have_the_distribution_of_torchvision)
 {
-    static const uint32_t canvases[][2] = {{224, 224}, {60, 97}, {31, 200}, {5, 3}};
+    static const uint32_t canvases[][2] = {{224, 224}, {60, 97}, {31, 200}, {5, 3}, {224, 190}, {33, 300}};
+    static const double scale[] = {0.2, 0.7}, shape[] = {0.5, 1.25};
+    static const char *const names[] = {"scale", "ratio"};
+    struct crop_range ranges[2] = {0};
+    must(crop_range_set(names, scale, shape, &ranges[1]));
     for (size_t k = 0; k < COUNT_OF(canvases); k++) {
+        const size_t r = k / 4;
+        const double areas[] = {r ? scale[0] : 0.08, r ? scale[1] : 1};
+        const double ratios[] = {r ? shape[0] : 3.0 / 4, r ? shape[1] : 4.0 / 3};
         const uint32_t height = canvases[k][0], width = canvases[k][1], count = 20000;
         double mine[4] = {0}, theirs[4] = {0};
         uint64_t state = 7;
         for (uint32_t i = 0; i < count; i++) {
-            const struct image_box box = box_random_resized(3, width, height, 0, i);
+            const struct image_box box = box_random_resized(&ranges[r], 3, width, height, 0, i);
             double w = 0, h = 0, left = 0;
             for (int attempt = 0; attempt < 10 && w == 0; attempt++) {
                 double u[3];
@@ -601,8 +608,8 @@ Test(augment, boxes_have_the_distribution_of_torchvision)
                     state = state * 6364136223846793005u + 1442695040888963407u;
                     u[j] = (double)(state >> 11) * 0x1p-53;
                 }
-                const double area = height * width * (0.08 + 0.92 * u[0]);
-                const double ratio = exp(log(3.0 / 4) + u[1] * (log(4.0 / 3) - log(3.0 / 4)));
+                const double area = height * width * (areas[0] + (areas[1] - areas[0]) * u[0]);
+                const double ratio = exp(log(ratios[0]) + u[1] * (log(ratios[1]) - log(ratios[0])));
                 const double wide = rint(sqrt(area * ratio)), tall = rint(sqrt(area / ratio));
                 if (wide > 0 && wide <= width && tall > 0 && tall <= height) {
                     w = wide;
@@ -612,8 +619,8 @@ Test(augment, boxes_have_the_distribution_of_torchvision)
             }
             if (w == 0) {
                 const double ratio = (double)width / height;
-                w = ratio > 4.0 / 3 ? rint(height * 4.0 / 3) : width;
-                h = ratio < 3.0 / 4 ? rint(width / (3.0 / 4)) : height;
+                w = ratio > ratios[1] ? rint(height * ratios[1]) : width;
+                h = ratio < ratios[0] ? rint(width / ratios[0]) : height;
                 left = floor((width - w) / 2);
             }
             const double own[] = {box.width, box.height, (double)box.width * box.height, box.left};

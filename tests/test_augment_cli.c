@@ -78,8 +78,9 @@ Test(augment_cli, saved_images_are_the_samples_of_the_first_step)
 /* An epoch of one step has the same samples in any order, so that the losses differ only by rounding. */
 Test(augment_cli, streams_crop_by_the_same_filters_as_stored_samples)
 {
-    static const char *const filters[] = {"bilinear", "bicubic", "random"};
-    double losses[3];
+    static const char *const filters[] = {"bilinear", "bicubic", "random",
+                                          "bilinear --crop-scale 0.3,0.5 --crop-ratio 0.5,1"};
+    double losses[4];
     EXPECT(0, "$P --prepare set --from synth --samples 24 --classes 3 --res 40 --store imagefolder --encode "
               "png --preset lowercompute");
     for (size_t i = 0; i < COUNT_OF(filters); i++) {
@@ -96,14 +97,31 @@ Test(augment_cli, streams_crop_by_the_same_filters_as_stored_samples)
                            loss[0]);
         losses[i] = loss[1];
     }
-    cr_expect(losses[0] != losses[1] && losses[1] != losses[2] && losses[0] != losses[2]);
+    cr_expect(losses[0] != losses[1] && losses[1] != losses[2] && losses[0] != losses[2] &&
+              losses[0] != losses[3]);
 }
 #endif
+
+#define CROPS "--out-res 16 --fit random-resized-crop "
 
 Test(augment_cli, invalid_augmentation_options_are_refused)
 {
     expect_refusal(2, "--variant train-naive --interpolation bicubic",
                    "--interpolation needs --fit random-resized-crop");
+    static const char *const crops[][2] = {
+        {"--crop-scale 0.5,1", "--crop-scale needs --out-res PIXELS --fit random-resized-crop"},
+        {"--out-res 16 --crop-ratio 1,1", "--crop-ratio needs --out-res PIXELS --fit random-resized-crop"},
+        {CROPS "--crop-scale 0.5,0.2", "--crop-scale: 0.5 is larger than 0.2"},
+        {CROPS "--crop-scale 0,1", "--crop-scale: 0 to 1 is out of range; both must be 0.0001 to 1"},
+        {CROPS "--crop-scale 0.5", "--crop-scale: '0.5' is not a range; give MIN,MAX"},
+        {CROPS "--crop-ratio 0.5,8", "--crop-ratio: 0.5 to 8 is out of range; both must be 0.142857 to 7"},
+        {CROPS "--crop-ratio 1,x", "--crop-ratio: 'x' is not a number"},
+    };
+    for (size_t i = 0; i < COUNT_OF(crops); i++) {
+        char line[128];
+        snprintf(line, sizeof line, "--variant train-naive %s", crops[i][0]);
+        expect_refusal(2, line, crops[i][1]);
+    }
     expect_refusal(2, "--variant train-naive --rand-augment-ops 3",
                    "--rand-augment-ops needs --rand-augment POLICY");
     static const char *const policies[][2] = {

@@ -638,6 +638,41 @@ Test(mpi_train, ranks_whose_parameters_differ_stop)
     "--variant " TRAINED " --model logreg --data f --test-data f --feed load --on-error mask --lanes 5 " \
     "--shuffle 30 --batch 24 --scaling strong --epochs 2 --threads 1 --format csv "
 
+#define NORMED(variant)                                                                               \
+    "--variant " variant " --model resnet-micro --train-size 43 --test-size 9 --batch 14 --epochs 1 " \
+    "--scaling strong --threads 1 --format csv "
+
+/* With sums over all ranks, any number of ranks takes the steps of one rank: --verify compares them with the
+ * reference, which has all samples in one batch. The last step has one sample, so other ranks have none.
+ * Without these sums, the steps differ, and --verify is refused. */
+Test(mpi_train, ranks_normalise_together)
+{
+    static const char *const lines[] = {NORMED("train-naive"),
+#ifdef _OPENMP
+                                        NORMED("train-omp")
+#endif
+    };
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
+        double loss[4];
+        char line[512];
+        for (int ranks = 1; ranks <= 3; ranks += 2) {
+            const size_t last = ranks > 1 ? (size_t)ranks + 1 : 1;
+            snprintf(line, sizeof line, "%s--sync-batch-norm --verify --verify-steps 4", lines[i]);
+            run_well(ranks, line);
+            loss[ranks] = number(out, last, "train_loss");
+            cr_expect(fabs(loss[ranks] - loss[1]) < 1e-5 * loss[1], "%d ranks: %.9g instead of %.9g", ranks,
+                      loss[ranks], loss[1]);
+            cr_expect_str_eq(value(out, last, "wrong"), "0");
+        }
+        run_well(3, lines[i]);
+        cr_expect(fabs(number(out, 4, "train_loss") - loss[1]) > 1e-4 * loss[1]);
+        snprintf(line, sizeof line, "%s--verify", lines[i]);
+        run(3, line);
+        cr_expect(status == 2 && strstr(err, "add --sync-batch-norm, or drop --verify"), "%d: %s", status,
+                  err);
+    }
+}
+
 static void prepare_folders(void)
 {
     shell("{ $PROGRAM --prepare all --from digits --samples 62 --store imagefolder && mkdir f && "
@@ -740,17 +775,28 @@ Test(mpi_train, ranks_that_are_killed_resume_with_the_same_bits)
     }
 }
 
-/* A file that grows while it is read is an error on the rank that reads it. Every rank then ends. */
-Test(mpi_train, a_stream_that_fails_on_one_rank_ends_all_ranks)
+static void expect_all_end(const char *model)
 {
-    prepare_folders();
+    shell("rm -rf k");
     shell("{ (for i in $(seq 500); do ls k/*.ckpt && break; sleep 0.1; done; date +%%s >begin; printf x >>"
           "$(ls f/*/*.png | head -1)) & timeout 60 mpirun --bind-to none -n 3 $PROGRAM --variant " TRAINED
-          " --model logreg --data f --test-data f --feed load --batch 24 --scaling strong --epochs 1000000 "
-          "--threads 1 --checkpoint k; s=$?; date +%%s >end; (exit $s); }");
+          " --model %s --data f --test-data f --feed load --batch 24 --scaling strong --epochs 1000000 "
+          "--threads 1 --checkpoint k; s=$?; date +%%s >end; (exit $s); }",
+          model);
     cr_expect_eq(status, 1, "exit %d: %s", status, err);
     cr_expect(strstr(err, ".png") != NULL, "%s", err);
     shell("echo $(($(cat end) - $(cat begin)))");
     cr_expect(atoi(out) <= 15, "it took %s s", out);
+}
+
+/* A file that grows while it is read is an error on the rank that reads it. Every rank then ends, also if the
+ * others wait for the sums of a normalisation. */
+Test(mpi_train, a_stream_that_fails_on_one_rank_ends_all_ranks)
+{
+    prepare_folders();
+    expect_all_end("logreg");
+    shell("rm -rf f all");
+    prepare_folders();
+    expect_all_end("resnet-micro --sync-batch-norm");
 }
 #endif

@@ -1,12 +1,16 @@
 /* Tests residual networks with batch normalisation: parameters and names of torchvision, running statistics,
  * steps of train-naive, resumed runs, parameters of other programs, and refusals. Their gradients are tested
- * by test_train_net.c, and train-resnet by gpu_resnet and gpu_train. */
+ * by test_train_net.c, train-omp by test_train_omp.c, sums over ranks by test_mpi_train.c, and train-resnet
+ * by gpu_resnet and gpu_train. */
 #include <criterion/criterion.h>
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef _OPENMP
+#include "../cpu/train/omp_kernel.h"
+#endif
 #include "train_support.h"
 #include "train_cli.h"
 
@@ -138,6 +142,51 @@ Test(train_resnet, float_and_double_take_the_same_steps)
     net_close(&net);
 }
 
+/* The reference with given outputs: its own ones change nothing. Of a changed output, it reports the error of
+ * this layer alone, and the gradients of all layers follow from it. */
+Test(train_resnet, given_outputs_replace_those_of_the_reference)
+{
+    enum { COUNT = 5, CHANGED = 3 };
+    struct net net;
+    net_open(&net, &engine_oracle, table_of("resnet-micro"), (struct shape){3, 1, 17, 19}, 5, COUNT, COUNT,
+             0);
+    static struct oracle_given given;
+    const struct train_state begin = {net.initial, net.zeros, net.zeros, {0, 0}, NULL};
+    float *values[MODEL_LAYERS_MAX], *gradients = calloc(2 * net.model.arena_values, sizeof *gradients);
+    must(engine_oracle.steps(net.state, 0, 0, 1));
+    must(engine_oracle.gradients(net.state, gradients));
+    for (uint32_t i = 0; i < net.model.layer_count; i++) {
+        given.outputs[i] = values[i] = malloc(COUNT * net.model.layers[i].out_values * sizeof(float));
+        oracle_output(net.state, i, COUNT, values[i]);
+    }
+    for (int changed = 0; changed < 2; changed++) {
+        float *other = gradients + net.model.arena_values;
+        double off = 0, all = 0;
+        for (size_t v = 0; changed && v < COUNT * net.model.layers[CHANGED].out_values; v++)
+            values[CHANGED][v] *= 1.25f;
+        must(engine_oracle.set(net.state, &begin));
+        oracle_give(net.state, &given);
+        must(engine_oracle.steps(net.state, 0, 0, 1));
+        must(engine_oracle.gradients(net.state, other));
+        for (uint32_t i = 0; i < net.model.layer_count; i++) {
+            const double error = sqrt(given.off[i] / given.all[i]);
+            if (changed && i == CHANGED)
+                cr_expect_float_eq(error, 0.25, 1e-4, "%s: %g", net.model.layers[i].name, error);
+            else if (!changed || i - 1 - net.model.layers[i].spec.skipped != CHANGED) /* reads it */
+                cr_expect_lt(error, 1e-6, "%s: %g", net.model.layers[i].name, error);
+        }
+        for (size_t i = 0; i < net.model.trained_values; i++) {
+            off += pow((double)other[i] - gradients[i], 2);
+            all += pow((double)gradients[i], 2);
+        }
+        cr_expect(changed ? off > 1e-4 * all : off < 1e-8 * all, "%d: %g of %g", changed, off, all);
+    }
+    for (uint32_t i = 0; i < net.model.layer_count; i++)
+        free(values[i]);
+    free(gradients);
+    net_close(&net);
+}
+
 /* Muon updates the convolutions between the first and the last layer as matrices. Running statistics belong
  * to no layer, so options of the last layer do not change them. */
 Test(train_resnet, tensors_have_the_roles_of_their_layers)
@@ -166,9 +215,30 @@ Test(train_resnet, tensors_have_the_roles_of_their_layers)
     free(values);
 }
 
+/* torchvision: zero_init_residual sets the weights of bn3 in every block, and nothing else. */
+Test(train_resnet, last_norms_begin_with_zeros)
+{
+    struct model model;
+    uint32_t zeros = 0;
+    must(model_build(table_of("resnet50"), picture, 10, &model));
+    float *values = malloc(2 * model.arena_values * sizeof *values), *changed = values + model.arena_values;
+    for (size_t i = 0; i < 2 * model.arena_values; i++)
+        values[i] = 1;
+    model_zero_last_gamma(&model, changed);
+    for (uint32_t t = 0; t < model.tensor_count; t++) {
+        const struct model_tensor *tensor = &model.tensors[t];
+        const bool last = strstr(tensor->name, ".bn3.weight") != NULL;
+        for (size_t i = tensor->first; i < tensor->first + tensor->values; i++)
+            cr_assert_eq(changed[i], last ? 0 : values[i], "%s", tensor->name);
+        zeros += last;
+    }
+    cr_expect_eq(zeros, 16);
+    free(values);
+}
+
 /* Whatever changes the parameters, running statistics move to those of the step by their momentum. Their
  * moving average follows that of parameters. */
-Test(train_resnet, rules_and_clipping_leave_running_statistics_alone)
+static void check_rules(const struct engine *engine)
 {
     static const struct optimizer others[] = {
         {.kind = OPTIMIZER_SGD},
@@ -186,12 +256,12 @@ Test(train_resnet, rules_and_clipping_leave_running_statistics_alone)
          .matrix_rate = 20}};
     struct net net;
     struct train_state ends[COUNT_OF(others)];
-    net_open(&net, &engine_naive, table_of("resnet-micro"), (struct shape){1, 1, 17, 19}, 3, 8, 8, 0);
+    net_open(&net, engine, table_of("resnet-micro"), (struct shape){1, 1, 17, 19}, 3, 8, 8, 0);
     for (size_t i = 0; i < COUNT_OF(others); i++) {
         net.train.optimizer = others[i];
         net.train.optimizer.average = 0.75;
         cr_assert(train_state_for(&net.train, &ends[i]));
-        net_reopen(&net, &engine_naive);
+        net_reopen(&net, engine);
         must(net.engine->steps(net.state, 0, 0, 1));
         must(net.engine->get(net.state, &ends[i]));
         for (size_t k = net.model.trained_values; k < net.model.arena_values; k++) {
@@ -207,6 +277,14 @@ Test(train_resnet, rules_and_clipping_leave_running_statistics_alone)
     for (size_t i = 0; i < COUNT_OF(others); i++)
         train_state_free(&ends[i]);
     net_close(&net);
+}
+
+Test(train_resnet, rules_and_clipping_leave_running_statistics_alone)
+{
+    check_rules(&engine_naive);
+#ifdef _OPENMP
+    check_rules(&engine_omp);
+#endif
 }
 
 /* ---- The program ---- */
@@ -271,6 +349,27 @@ Test(train_resnet, what_it_cannot_do_is_refused)
 {
     EXPECT_PRINTS(2, "--accumulate: resnet-micro normalises over the samples of a batch",
                   MICRO "--accumulate 2");
-    EXPECT_PRINTS(2, "cannot train or run resnet-micro, a network with batch normalisation",
-                  "$P --variant train-omp --model resnet-micro --train-size 60 --test-size 9 --batch 20");
+    EXPECT_PRINTS(2, "--sync-batch-norm needs a network with batch normalisation, such as --model resnet50",
+                  "$P --variant train-naive --model lenet --sync-batch-norm");
+    EXPECT_PRINTS(2, "--zero-init-last-gamma needs a network with batch normalisation",
+                  "$P --variant train-naive --model lenet --zero-init-last-gamma");
+    EXPECT_PRINTS(2, "--zero-init-last-gamma needs a run without --init",
+                  MICRO "--zero-init-last-gamma --init a.safetensors");
 }
+
+#ifdef _OPENMP
+/* train-omp resumes bit for bit, and its parameters are those of the reference: infer-naive and infer-omp
+ * classify alike. */
+Test(train_resnet, the_fast_engine_trains_resumes_and_infers)
+{
+    static const char fast[] = "$P --variant train-omp --model resnet-micro --train-size 60 --test-size 40 "
+                               "--batch 20 --zero-init-last-gamma ";
+    EXPECT(0, "%s--epochs 3 --export whole", fast);
+    EXPECT(0, "%s--epochs 1 --checkpoint c", fast);
+    EXPECT(0, "%s--epochs 3 --checkpoint c --resume --export parts", fast);
+    EXPECT(0, "tail -c " VALUES " whole >v && tail -c " VALUES " parts | cmp v -");
+    EXPECT(0,
+           "$P --variant infer-omp,infer-naive --checkpoint c --batch 7 --verify --warmups 1 --warmup-time 0 "
+           "--min-samples 3 --min-time 0 --max-time 0");
+}
+#endif

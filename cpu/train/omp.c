@@ -1,10 +1,11 @@
 /* The variants `train-omp` and `infer-omp`: OpenMP divides samples and matrix tiles among threads; the inner
  * loops use SIMD. docs/train_omp.md shows where the time goes.
  *
- * Convolutions process one sample per thread; linear layers process the whole batch. Results are
- * bit-identical for any number of threads, because the order of every sum is fixed. In convolutions, one
- * thread does all the work of a sample. An element of a GEMM is summed in the same order in any tile.
- * Convolution gradients are summed per chunk of the batch, then over the chunks in order. */
+ * Convolutions process one sample per thread; linear layers process the whole batch. Networks with batch
+ * normalisation pass through the blocks layer by layer (omp_layers.c). Results are bit-identical for any
+ * number of threads, because the order of every sum is fixed. In convolutions, one thread does all the work
+ * of a sample. An element of a GEMM is summed in the same order in any tile. Convolution gradients are summed
+ * per chunk of the batch, then over the chunks in order. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,8 +167,10 @@ static void take_losses(struct net *net, uint64_t number)
 static void forward(struct net *net, uint32_t epoch, enum data_part part, bool training)
 {
     RANGE(FORWARD);
+    if (net->by_layer)
+        net_layers_forward(net, epoch, part, training);
 #pragma omp for schedule(dynamic) nowait
-    for (uint32_t j = 0; j < net->count; j++) {
+    for (uint32_t j = 0; j < (net->by_layer ? 0 : net->count); j++) {
         const struct passing passing = passing_of(net, j, epoch, part, training);
         net_sample_forward(net, &net->workers[omp_get_thread_num()], &passing);
     }
@@ -221,7 +224,10 @@ static void backward(struct net *net, uint32_t epoch, enum gradients_of of)
         return;
     if (of & GRADIENTS_OF_INPUTS)
         after_rows(net, &net->blocks[net->flat], epoch, true, true);
-    samples_backward(net, epoch, of);
+    if (net->by_layer)
+        net_layers_backward(net, epoch);
+    else
+        samples_backward(net, epoch, of);
 }
 
 /* Adds up the gradients of all ranks. If engines of other ranks use another layout, passes the gradients in
@@ -243,7 +249,8 @@ static void exchange(struct net *net)
     if (!net->train->exchange)
         return;
 #pragma omp master
-    net->exchanged = add_up(net, STATUS_OK);
+    if (net->exchanged == STATUS_OK) /* a sum of a normalisation may have failed, on all ranks */
+        net->exchanged = add_up(net, STATUS_OK);
     barrier_wait(&net->barrier);
 }
 
@@ -279,6 +286,13 @@ static void compute_gradients(struct net *net, uint32_t epoch, uint32_t step)
 {
     const struct share share = train_share(net->train, step);
     if (share.count == 0) {
+#pragma omp master
+        net->count = 0;
+#pragma omp master
+        net->total = (uint32_t)share.total;
+        barrier_wait(&net->barrier);
+        if (net->train->sync_batch_norm && net->train->exchange)
+            net_layers_idle(net);
 #pragma omp master
         memset(net->gradients, 0, net->arena_values * sizeof *net->gradients);
         barrier_wait(&net->barrier);
@@ -434,7 +448,6 @@ static void omp_close(void *state)
 enum status omp_net_open(const struct train *train, const struct resources *resources,
                          struct gemm_kernels gemm, void **state)
 {
-    TRY(model_refuse_batch_norm(train->model));
     struct net *net = *state = calloc(1, sizeof *net);
     TRY(ALLOCATED(net, "omp: out of memory"));
     net->train = train;
@@ -499,7 +512,8 @@ static enum status omp_steps(void *state, uint32_t epoch, uint32_t first, uint32
         uint32_t own = train_batch(net->train, &order, first + done, net->step_numbers);
         enum status status = feed_step(&net->feed, epoch, first + done, net->step_numbers, own);
         if (status != STATUS_OK)
-            return add_up(net, status);
+            return net->train->sync_batch_norm && net->train->exchange ? net_layers_fail(net, status)
+                                                                       : add_up(net, status);
 #pragma omp parallel num_threads(net->threads)
         for (uint32_t i = done; i < done + at_once && net->exchanged == STATUS_OK; i++)
             make_step(net, &order, epoch, first + i);
@@ -574,18 +588,13 @@ static uint64_t omp_memory_bytes(const void *state)
     return net->bytes + feed_memory_bytes(&net->feed);
 }
 
-static enum status omp_accepts(const struct train *train)
-{
-    return model_refuse_batch_norm(train->model);
-}
-
-#define ENGINE(name_, open_)                                                                              \
-    {                                                                                                     \
-        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .augments = true,                    \
-        .gradients_in = GRADIENTS_IN_HOST, .savings = {.pooled_gradients = true}, .accepts = omp_accepts, \
-        .open = open_, .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps,            \
-        .totals = omp_totals, .progress = omp_progress, .gradients = omp_gradients,                       \
-        .evaluate = omp_evaluate, .memory_bytes = omp_memory_bytes, .stages = &stages                     \
+#define ENGINE(name_, open_)                                                                          \
+    {                                                                                                 \
+        .name = name_, .bounds = ENGINE_BOUNDS_FLOAT, .feeds = true, .augments = true,                \
+        .gradients_in = GRADIENTS_IN_HOST, .savings = {.pooled_gradients = true}, .open = open_,      \
+        .close = omp_close, .set = omp_set, .get = omp_get, .steps = omp_steps, .totals = omp_totals, \
+        .progress = omp_progress, .gradients = omp_gradients, .evaluate = omp_evaluate,               \
+        .memory_bytes = omp_memory_bytes, .stages = &stages                                           \
     }
 
 const struct engine engine_omp = ENGINE("omp", omp_open);

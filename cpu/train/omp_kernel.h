@@ -38,7 +38,8 @@ struct gemm {
  * channel, finds the maximum and its position. */
 struct pool {
     struct shape in, out; /* the channels of these shapes are ignored */
-    const uint32_t *kernel;
+    const uint32_t *kernel, *padding;
+    uint32_t stride[MODEL_AXES];
     size_t pitch;
 };
 
@@ -94,6 +95,20 @@ struct net_kernel {
                          float *biases, size_t count);
     void (*gelu)(const float *in, float *out, size_t count);
     void (*gelu_backward)(const float *in, const float *deltas, float *in_deltas, size_t count, bool adds);
+
+    /* Batch normalisation of `count` positions, which have `pitch` floats each, one per channel. moments()
+     * computes the mean of each channel, and the sum of the squares of the distances from it. apply()
+     * computes out = (in - mean) * scale + shift. sums() computes the sums of the gradients, and of their
+     * products with in - mean. apply_backward() computes scale * (delta - fall - (in - mean) * slope), and
+     * adds it to in_deltas if `adds` is true. The other arrays have `pitch` values, one per channel. */
+    void (*channel_moments)(const float *in, size_t count, size_t pitch, float *means, float *squares);
+    void (*channel_apply)(const float *in, size_t count, size_t pitch, const float *means,
+                          const float *scales, const float *shifts, float *out);
+    void (*channel_sums)(const float *in, const float *deltas, size_t count, size_t pitch, const float *means,
+                         float *sums, float *products);
+    void (*channel_backward)(const float *in, const float *deltas, size_t count, size_t pitch,
+                             const float *means, const float *scales, const float *falls, const float *slopes,
+                             float *in_deltas, bool adds);
 
     void (*update)(const struct update *update, const float *gradients, float *parameters, float *m, float *v,
                    size_t count);

@@ -48,6 +48,7 @@ enum block_kind {
     BLOCK_POOL,
     BLOCK_ADD,
     BLOCK_MEAN,
+    BLOCK_BATCH_NORM,
     BLOCK_FLAT, /* converts data to rows, one per sample; all later blocks of the network have rows */
     BLOCK_LINEAR,
     BLOCK_TOKENS,
@@ -56,6 +57,14 @@ enum block_kind {
     BLOCK_GELU,
     BLOCK_ADD_ROWS,
     BLOCK_SELECT,
+};
+
+/* The inputs of a convolution whose gradients are sums over the same taps: with a stride of 2, those in every
+ * second row and column. Their gradients are a convolution of the zero-padded output gradients. */
+struct conv_phase {
+    uint32_t *rows, *taps; /* offsets in the padded gradients; `taps` inside a window */
+    uint32_t *inputs;      /* offsets of the inputs; NULL with stride 1: all inputs, in order */
+    size_t row_count, tap_count, first_tap; /* first_tap: index of its first tap in conv->backward */
 };
 
 /* Geometry of a convolution. Offsets are in floats of the zero-padded input. */
@@ -70,10 +79,13 @@ struct conv {
     size_t gradient;       /* offset in a chunk's sums: gradient_count weights, then biases */
     size_t gradient_count; /* number of weights, padding included, without biases */
 
-    /* For blocks without pooling: the gradient of the input is a convolution of the zero-padded output
-     * gradients. `wide` is the shape of the padded gradients. */
+    /* For blocks without pooling. `wide` is the shape of the padded output gradients, which begin at
+     * wide_before. `order` has the index in `backward` of each tap. */
     struct shape wide;
-    uint32_t *back_positions, *back_taps;
+    uint32_t wide_before[MODEL_AXES];
+    struct conv_phase *phases;
+    size_t phase_count;
+    uint32_t *order;
 
     /* For blocks with pooling. `runs` has the offsets of the vectors that cover the convolution kernel's
      * window, row by row. */
@@ -93,6 +105,7 @@ struct block {
     bool relu;                 /* ReLU directly after the layer, before `pool` */
     uint32_t after, after_end; /* range of layers that run in place in the block's output */
     bool is_added;             /* a later ADD uses the block's output */
+    const struct block *from;  /* the block whose output is the input; NULL for INPUT */
     const struct block *added; /* ADD only: the earlier block */
     size_t kept_delta;         /* CONV only: offset in a sample's part of net->kept_deltas */
     size_t held;               /* ADD only: offset in worker->held of the gradients for the earlier block */
@@ -115,12 +128,27 @@ struct block {
     uint32_t tokens;     /* rows per sample; 1 except in transformers */
     size_t row_values;   /* values of a row, without padding */
 
-    /* Transformers only. Blocks share the memory of `deltas`. */
+    /* Transformers, and networks that run layer by layer, in which blocks before FLAT also have `deltas`:
+     * batch * positions * out_pitch floats. Blocks share the memory of `deltas`. */
     const struct block *writer; /* the block that first writes this block's `deltas`; others add to them */
-    float *moments;             /* NORM: two per row */
+    float *moments;             /* NORM: two per row. BATCH_NORM: CHANNEL_VALUES arrays of out_pitch floats */
+    size_t mean, variance;      /* BATCH_NORM: offsets of the running statistics in the net's arenas */
+    size_t band, bands;         /* BATCH_NORM: positions whose sums are floats, and their number per sample */
     /* ATTENTION: width of a head; pitches of its tokens and of its scores, and the offsets of their rows. */
     size_t depth, depth_pitch, score_pitch;
     uint32_t *depth_rows, *score_rows;
+};
+
+/* What a BATCH_NORM needs per channel: output = (input - mean) * scale + shift. The gradient of the input is
+ * scale * (gradient - fall - (input - mean) * slope). */
+enum channel_values {
+    CHANNEL_MEAN,
+    CHANNEL_INVERSE, /* 1 / sqrt(variance + epsilon) */
+    CHANNEL_SCALE,
+    CHANNEL_SHIFT,
+    CHANNEL_FALL,
+    CHANNEL_SLOPE,
+    CHANNEL_VALUES
 };
 
 /* Scratch memory for one head of one sample: its tokens, b^T for a GEMM, and two matrices of scores. */
@@ -129,10 +157,11 @@ struct head {
 };
 
 /* Scratch memory of one thread. `sample`: the gathered sample. `partner`: the sample that is mixed into it,
- * or NULL. `around`: a padded input. `plain`: an output before pooling. `wide`: padded gradients. `deltas`:
- * gradients of a block's output and input. `held`: gradients that wait for an earlier block. */
+ * or NULL. `around`: a padded input. `plain`: an output before pooling. `wide`: padded gradients. `strided`:
+ * gradients of a conv_phase's inputs. `deltas`: gradients of a block's output and input. `held`: gradients
+ * that wait for an earlier block. */
 struct worker {
-    float *sample, *partner, *around, *plain, *wide, *deltas[2], *held;
+    float *sample, *partner, *around, *plain, *wide, *strided, *deltas[2], *held;
     uint32_t *list_positions, *list_counts;
     float *list_deltas;
     struct head head;
@@ -160,12 +189,20 @@ struct net {
     uint32_t most;  /* maximum samples processed together: `batch` or, in a pipeline, a micro-batch */
     struct block blocks[NET_BLOCKS_MAX];
     uint32_t block_count, flat; /* `flat`: index of block FLAT */
-    uint32_t *step_numbers;     /* numbers of this rank's samples of a step, and of their partners */
-    uint32_t *numbers;          /* numbers of the batch: a part of step_numbers */
-    uint32_t *iota;             /* 0, 1, 2, ... */
+    /* The batch passes through the blocks before FLAT together, block by block, instead of sample by sample:
+     * for LAYER_BATCH_NORM, and if a layer has `skipped`. */
+    bool by_layer;
+    /* Only with by_layer. `arounds`: the padded inputs of a batch for the gradients of weights, around_values
+     * per sample. `partial`: sums of a BATCH_NORM, partial_values per sample. */
+    float *arounds, *partial;
+    size_t around_values, partial_values;
+    float *shared;          /* values that the ranks add up (exchange_part_sum()) */
+    uint32_t *step_numbers; /* numbers of this rank's samples of a step, and of their partners */
+    uint32_t *numbers;      /* numbers of the batch: a part of step_numbers */
+    uint32_t *iota;         /* 0, 1, 2, ... */
 
     /* Arenas of parameters. Tensors and rows of LINEAR weights are padded to whole vectors with zeros. */
-    size_t arena_values;
+    size_t arena_values, trained_values; /* running statistics begin at trained_values */
     float *parameters, *gradients, *m, *v;
     float *ema;      /* moving average of the parameters; NULL: none */
     double *squares; /* sums of squares of NET_PART gradients each, to clip them; NULL: not clipped */
@@ -260,6 +297,18 @@ static inline float *net_deltas(const struct net *net, const struct block *block
     return block->deltas + (net->begin + j) * block->tokens * block->out_pitch;
 }
 
+/* Returns what a block before FLAT keeps for current sample `j`: its output. */
+static inline float *net_values(const struct net *net, const struct block *block, uint32_t j)
+{
+    return net->kept + (net->begin + j) * net->kept_values + block->values;
+}
+
+/* Returns the gradients of the output of a block before FLAT, with net->by_layer. */
+static inline float *net_layer_deltas(const struct block *block, uint32_t j)
+{
+    return block->deltas + j * block->positions * block->out_pitch;
+}
+
 /* ---- omp_plan.c ---- */
 
 /* Creates the blocks and allocates memory for net->train. STATUS_EXHAUSTED if memory runs out,
@@ -308,6 +357,29 @@ void net_after(const struct net *net, const struct block *block, const struct pa
 void net_after_backward(const struct net *net, const struct block *block, const struct passing *passing,
                         const float *values, float *deltas);
 
+/* Gathers a sample and stores it as the output of block INPUT. */
+void net_take_input(const struct net *net, struct worker *worker, const struct passing *passing);
+
+/* Runs a block before FLAT and its in-place layers for one sample. */
+void net_block_forward(const struct net *net, struct worker *worker, const struct block *block,
+                       const struct passing *passing);
+
+/* Copies the output of the block before FLAT to the row of a sample. net_flat_backward() copies the gradient
+ * of this row to `deltas`. */
+void net_flat_forward(const struct net *net, const struct passing *passing);
+void net_flat_backward(const struct net *net, const struct passing *passing, float *deltas);
+
+/* Runs the backward pass of a block other than INPUT and BATCH_NORM for one sample, without its in-place
+ * layers. `in_deltas` are overwritten or, if `adds` is true, added to. `sums` and `in_deltas` are NULL if
+ * they are not needed. */
+void net_block_backward(const struct net *net, struct worker *worker, const struct block *block,
+                        const struct passing *passing, const float *deltas, float *in_deltas, bool adds,
+                        float *sums);
+
+/* Returns the zero-padded input of a convolution, built in `room`, or the input itself if the convolution has
+ * no padding. */
+const float *net_with_zeros(const struct block *block, const float *in, float *room);
+
 /* Gathers a sample and runs its forward pass through all blocks up to FLAT. */
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing);
 
@@ -316,5 +388,17 @@ void net_sample_forward(const struct net *net, struct worker *worker, const stru
  * needs. */
 void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
                          enum gradients_of of, float *sums);
+
+/* ---- omp_layers.c: called by all threads of a parallel region; each ends with a barrier ---- */
+
+/* Run the blocks up to FLAT of a net with by_layer. net_layers_idle() is for a rank without samples in a
+ * step whose normalisations add up their sums over all ranks. */
+void net_layers_forward(struct net *net, uint32_t epoch, enum data_part part, bool training);
+void net_layers_backward(struct net *net, uint32_t epoch);
+void net_layers_idle(struct net *net);
+
+/* With train.sync_batch_norm: passes the failure of this rank to all ranks, which wait in the first sum of a
+ * step. Only the thread that called the engine may call it. */
+enum status net_layers_fail(struct net *net, enum status status);
 
 #endif

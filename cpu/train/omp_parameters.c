@@ -22,6 +22,11 @@ static void copy_arena(const struct net *net, const float *from, float *into, bo
         }
         memcpy(into + (back ? block->layer->bias : block->bias),
                from + (back ? block->bias : block->layer->bias), block->layer->bias_values * sizeof *into);
+        const size_t statistics = block->kind == BLOCK_BATCH_NORM ? block->out.channels : 0;
+        memcpy(into + (back ? block->layer->mean : block->mean),
+               from + (back ? block->mean : block->layer->mean), statistics * sizeof *into);
+        memcpy(into + (back ? block->layer->variance : block->variance),
+               from + (back ? block->variance : block->layer->variance), statistics * sizeof *into);
     }
 }
 
@@ -47,7 +52,7 @@ static size_t forward_at(const struct block *block, size_t o, size_t tap, size_t
  * pooling. */
 static size_t backward_at(const struct block *block, size_t o, size_t tap, size_t channel)
 {
-    return (tap * block->out.channels + o) * block->in_pitch + channel;
+    return (block->conv.order[tap] * (size_t)block->out.channels + o) * block->in_pitch + channel;
 }
 
 /* Returns the index of the weight (tap, channel) of output channel o in conv->backward of a block with
@@ -109,7 +114,8 @@ static void give_conv(struct net *net, const struct block *block, const float *s
             for (size_t tap = 0; tap < taps; tap++)
                 *gradient++ =
                     sums[block->pool ? window_at(net, block, o, tap, c) : forward_at(block, o, tap, c)];
-    memcpy(net->gradients + block->bias, sums + conv->gradient_count, block->out.channels * sizeof *sums);
+    memcpy(net->gradients + block->bias, sums + conv->gradient_count,
+           block->layer->bias_values * sizeof *sums);
 }
 
 void net_clear_sums(struct net *net)
@@ -161,11 +167,11 @@ static float clip(struct net *net)
     if (!net->squares)
         return 1;
 #pragma omp for nowait
-    for (size_t i = 0; i < net->arena_values; i += NET_PART)
+    for (size_t i = 0; i < net->trained_values; i += NET_PART)
         net->squares[i / NET_PART] = sum_squares(
-            net->gradients + i, net->arena_values - i < NET_PART ? net->arena_values - i : NET_PART);
+            net->gradients + i, net->trained_values - i < NET_PART ? net->trained_values - i : NET_PART);
     barrier_wait(&net->barrier);
-    for (size_t i = 0; i < net->arena_values; i += NET_PART)
+    for (size_t i = 0; i < net->trained_values; i += NET_PART)
         squares += net->squares[i / NET_PART];
 #pragma omp master
     {
@@ -181,7 +187,7 @@ static float clip(struct net *net)
 /* Copies the gradients of a tensor to net->adjusted, and clips each unit (optimizer_clip_unit()). */
 static void adjust_units(struct net *net, const struct span *span)
 {
-    const double factor = span->head ? 0 : net->train->optimizer.clip_adaptive;
+    const double factor = span->head || span->how.statistic > 0 ? 0 : net->train->optimizer.clip_adaptive;
     const size_t pitch = span->pitch;
 #pragma omp for nowait
     for (size_t r = 0; r < span->rows; r++) {
@@ -315,7 +321,8 @@ static void adjust(struct net *net, const struct update *update)
 #pragma omp for schedule(dynamic) nowait
         for (uint32_t s = 0; s < net->span_count; s++) {
             const struct update of = optimizer_of(update, net->spans[s].how);
-            find_trust(net, &of, &net->spans[s]);
+            if (of.kind == OPTIMIZER_LAMB)
+                find_trust(net, &of, &net->spans[s]);
         }
         barrier_wait(&net->barrier);
     }

@@ -75,24 +75,26 @@ static bool works_in_place(const struct layer *layer)
  * returns layer `*i`. Otherwise returns NULL. */
 static const struct layer *follows(const struct model *model, uint32_t *i, enum layer_kind kind)
 {
-    if (*i + 1 == model->layer_count || model->layers[*i + 1].spec.kind != kind || model->layers[*i].is_added)
+    if (*i + 1 == model->layer_count || model->layers[*i + 1].spec.kind != kind ||
+        model->layers[*i].is_added || model->layers[*i].is_branched)
         return NULL;
     return &model->layers[++*i];
 }
 
-/* Appends a block for layer `*i` and the layers fused into it, and advances `*i` past them. The blocks INPUT
- * and FLAT contain no layer. */
-static struct block *add_block(struct net *net, enum block_kind kind, uint32_t *i)
+/* Appends a block for layer `*i` and the layers fused into it, and advances `*i` past them. The input of the
+ * block is the output of `from`. The blocks INPUT and FLAT contain no layer. */
+static struct block *add_block(struct net *net, enum block_kind kind, const struct block *from, uint32_t *i)
 {
     const struct model *model = net->train->model;
     struct block *block = &net->blocks[net->block_count++];
     block->kind = kind;
-    block->in = block->out = kind == BLOCK_INPUT ? model->input : block[-1].out;
+    block->from = from;
+    block->in = block->out = from ? from->out : model->input;
     if (kind != BLOCK_INPUT && kind != BLOCK_FLAT) {
         block->layer = &model->layers[*i];
         block->out = block->layer->out;
         block->relu = (kind == BLOCK_CONV || kind == BLOCK_LINEAR) && follows(model, i, LAYER_RELU);
-        block->pool = kind == BLOCK_CONV ? follows(model, i, LAYER_POOL) : NULL;
+        block->pool = kind == BLOCK_CONV && !net->by_layer ? follows(model, i, LAYER_POOL) : NULL;
         block->out = block->pool ? block->pool->out : block->out;
         ++*i;
     }
@@ -124,18 +126,19 @@ static enum status make_blocks(struct net *net)
     static const enum block_kind kinds[LAYER_KINDS] = {
         [LAYER_CONV] = BLOCK_CONV,           [LAYER_POOL] = BLOCK_POOL,
         [LAYER_LINEAR] = BLOCK_LINEAR,       [LAYER_ADD] = BLOCK_ADD,
-        [LAYER_MEAN] = BLOCK_MEAN,           [LAYER_PATCHES] = BLOCK_LINEAR,
-        [LAYER_TOKENS] = BLOCK_TOKENS,       [LAYER_NORM] = BLOCK_NORM,
-        [LAYER_TOKEN_LINEAR] = BLOCK_LINEAR, [LAYER_ATTENTION] = BLOCK_ATTENTION,
-        [LAYER_GELU] = BLOCK_GELU,           [LAYER_SELECT] = BLOCK_SELECT};
+        [LAYER_MEAN] = BLOCK_MEAN,           [LAYER_BATCH_NORM] = BLOCK_BATCH_NORM,
+        [LAYER_PATCHES] = BLOCK_LINEAR,      [LAYER_TOKENS] = BLOCK_TOKENS,
+        [LAYER_NORM] = BLOCK_NORM,           [LAYER_TOKEN_LINEAR] = BLOCK_LINEAR,
+        [LAYER_ATTENTION] = BLOCK_ATTENTION, [LAYER_GELU] = BLOCK_GELU,
+        [LAYER_SELECT] = BLOCK_SELECT};
     const struct model *model = net->train->model;
     const int last = last_spatial_layer(model);
     uint32_t i = 0;
-    struct block *block = add_block(net, BLOCK_INPUT, &i);
+    struct block *block = add_block(net, BLOCK_INPUT, NULL, &i);
     for (;;) {
         if ((int)i > last && net->flat == 0) {
             net->flat = net->block_count;
-            block = add_block(net, BLOCK_FLAT, &i);
+            block = add_block(net, BLOCK_FLAT, block, &i);
         }
         block->after = i;
         while (i < model->layer_count && works_in_place(&model->layers[i]))
@@ -146,16 +149,27 @@ static enum status make_blocks(struct net *net)
         const struct layer *layer = &model->layers[i];
         if (layer->spec.kind == LAYER_LINEAR && (int)i < last)
             return status_set(STATUS_UNAVAILABLE, "omp: does not support a linear layer before a "
-                                                  "convolution, a pooling, an addition or a mean");
-        const uint32_t from = i - layer->spec.back;
+                                                  "convolution, a pooling, an addition, a mean or a batch "
+                                                  "normalisation");
+        const uint32_t added = i - layer->spec.back;
         const bool add = layer->spec.kind == LAYER_ADD;
-        block = add_block(net, add && model->transformer ? BLOCK_ADD_ROWS : kinds[layer->spec.kind], &i);
+        block = add_block(net, add && model->transformer ? BLOCK_ADD_ROWS : kinds[layer->spec.kind],
+                          layer->spec.skipped ? block_of(net, i - 1 - layer->spec.skipped) : block, &i);
         if (add) {
-            struct block *added = block_of(net, from);
-            added->is_added = true;
-            block->added = added;
+            struct block *other = block_of(net, added);
+            other->is_added = true;
+            block->added = other;
         }
     }
+}
+
+/* Returns whether a network runs layer by layer; see struct net. */
+static bool runs_by_layer(const struct model *model)
+{
+    bool skips = false;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        skips |= model->layers[i].spec.skipped > 0;
+    return model->normalises || skips;
 }
 
 /* Sets the number and the length of the rows of a block. */
@@ -183,7 +197,7 @@ static void add_span(struct net *net, size_t first, size_t end, size_t tensor_fi
         tensor++;
     const struct tensor_update how = train_update_of(net->train, tensor);
     if (net->span_count > 0 && last[-1].how.decays == how.decays && last[-1].how.share == how.share &&
-        !train_needs_tensors(net->train)) {
+        last[-1].how.statistic == how.statistic && !train_needs_tensors(net->train)) {
         last[-1].count += end - first;
         return;
     }
@@ -208,9 +222,27 @@ static void lay_out_parameters(struct net *net, struct block *block)
     block->weight = net->arena_values;
     block->bias = block->weight + round_up(values, LINE);
     net->arena_values = block->bias + round_up(layer->bias_values, LINE) + LINE;
-    add_span(net, block->weight, block->bias, layer->weight,
+    add_span(net, block->weight, layer->bias_values ? block->bias : net->arena_values, layer->weight,
              block->kind == BLOCK_LINEAR ? block->in_pitch : 0);
-    add_span(net, block->bias, net->arena_values, layer->bias, 0);
+    if (layer->bias_values)
+        add_span(net, block->bias, net->arena_values, layer->bias, 0);
+}
+
+/* Gives the running statistics their places after all parameters. */
+static void lay_out_statistics(struct net *net)
+{
+    net->trained_values = net->arena_values;
+    for (uint32_t i = 0; i < net->flat; i++) {
+        struct block *block = &net->blocks[i];
+        const size_t room = block->out_pitch + LINE - block->out_pitch % LINE;
+        if (block->kind != BLOCK_BATCH_NORM)
+            continue;
+        block->mean = net->arena_values;
+        block->variance = block->mean + room;
+        net->arena_values = block->variance + room;
+        add_span(net, block->mean, block->variance, block->layer->mean, 0);
+        add_span(net, block->variance, net->arena_values, block->layer->variance, 0);
+    }
 }
 
 /* Sets pitches and the offsets of parameters and kept data. */
@@ -219,7 +251,7 @@ static void lay_out_block(struct net *net, struct block *block)
     const uint32_t lanes = net->kernel->lanes;
     bool rows = block->kind >= BLOCK_FLAT, first = block->kind == BLOCK_INPUT;
     block->positions = rows ? 1 : positions_of(&block->out);
-    block->in_pitch = first ? 0 : block[-1].out_pitch;
+    block->in_pitch = first ? 0 : block->from->out_pitch;
     if (rows)
         lay_out_rows(net->train->model, block);
     block->out_pitch = rows ? row_pitch(block->row_values) : round_up(block->out.channels, lanes);
@@ -234,10 +266,16 @@ static void lay_out_block(struct net *net, struct block *block)
         net->kept_values += round_up(block->positions * block->out_pitch, LINE) + LINE;
     if (block->pool || block->kind == BLOCK_POOL) {
         const struct layer *pool = block->pool ? block->pool : block->layer;
-        block->pooling = (struct pool){pool->in, pool->out, pool->spec.kernel, block->out_pitch};
+        block->pooling = (struct pool){.in = pool->in,
+                                       .out = pool->out,
+                                       .kernel = pool->spec.kernel,
+                                       .padding = pool->spec.padding,
+                                       .pitch = block->out_pitch};
+        for (int axis = 0; axis < MODEL_AXES; axis++)
+            block->pooling.stride[axis] = layer_stride(pool, axis);
         net->kept_argmax += block->positions * block->out_pitch;
     }
-    if (block->kind == BLOCK_ADD) {
+    if (block->kind == BLOCK_ADD && !net->by_layer) {
         block->held = net->held_values;
         net->held_values += round_up(block->positions * block->out_pitch, LINE);
     }
@@ -256,15 +294,26 @@ static uint32_t position_at(const struct shape *around, size_t pitch, uint32_t t
     return (uint32_t)((((size_t)t * around->height + y) * around->width + x) * pitch);
 }
 
-/* Returns the offsets of all positions of `shape` inside the larger shape `around`, shifted by `before`. */
-static uint32_t *make_positions(struct net *net, const struct shape *shape, const uint32_t *before,
-                                const struct shape *around, size_t pitch)
+/* The positions first, first + step, ... along each axis. */
+struct lattice {
+    uint32_t first[MODEL_AXES], step[MODEL_AXES], count[MODEL_AXES];
+};
+
+static size_t lattice_size(const struct lattice *lattice)
 {
-    uint32_t *positions = take(net, positions_of(shape), sizeof *positions), *next = positions;
-    for (uint32_t t = 0; positions && t < shape->depth; t++)
-        for (uint32_t y = 0; y < shape->height; y++)
-            for (uint32_t x = 0; x < shape->width; x++)
-                *next++ = position_at(around, pitch, t + before[0], y + before[1], x + before[2]);
+    return (size_t)lattice->count[0] * lattice->count[1] * lattice->count[2];
+}
+
+/* Returns the offsets of positions inside a shape. */
+static uint32_t *make_positions(struct net *net, const struct lattice *at, const struct shape *around,
+                                size_t pitch)
+{
+    uint32_t *positions = take(net, lattice_size(at), sizeof *positions), *next = positions;
+    for (uint32_t t = 0; positions && t < at->count[0]; t++)
+        for (uint32_t y = 0; y < at->count[1]; y++)
+            for (uint32_t x = 0; x < at->count[2]; x++)
+                *next++ = position_at(around, pitch, at->first[0] + t * at->step[0],
+                                      at->first[1] + y * at->step[1], at->first[2] + x * at->step[2]);
     return positions;
 }
 
@@ -308,27 +357,78 @@ static void plan_window(struct net *net, struct block *block)
     conv->backward = take(net, conv->gradient_count, sizeof(float));
 }
 
+/* Plans the gradients of the inputs that the taps `rest`, rest + stride, ... of each axis reach. With output
+ * o, input i and tap k = rest + j * stride, i + padding = o * stride + k. */
+static void plan_phase(struct net *net, struct block *block, const uint32_t *rest, size_t *taps_done,
+                       struct conv_phase *phase)
+{
+    struct conv *conv = &block->conv;
+    const uint32_t lengths[MODEL_AXES] = {block->in.depth, block->in.height, block->in.width};
+    struct lattice inputs, rows;
+    uint32_t taps[MODEL_AXES];
+    for (int axis = 0; axis < MODEL_AXES; axis++) {
+        const uint32_t stride = layer_stride(block->layer, axis), padding = conv->padding[axis];
+        const uint32_t first = (rest[axis] + stride - padding % stride) % stride;
+        taps[axis] = rest[axis] < conv->kernel[axis] ? (conv->kernel[axis] - rest[axis] - 1) / stride + 1 : 0;
+        inputs.first[axis] = first;
+        inputs.step[axis] = stride;
+        inputs.count[axis] = rows.count[axis] =
+            first < lengths[axis] ? (lengths[axis] - first - 1) / stride + 1 : 0;
+        rows.first[axis] = (first + padding - rest[axis]) / stride + conv->wide_before[axis] + 1 -
+                           (taps[axis] ? taps[axis] : 1);
+        rows.step[axis] = 1;
+    }
+    phase->first_tap = *taps_done;
+    phase->tap_count = (size_t)taps[0] * taps[1] * taps[2];
+    phase->row_count = lattice_size(&inputs);
+    *taps_done += phase->tap_count;
+    if (phase->tap_count == 0 || phase->row_count == 0)
+        return;
+    phase->rows = make_positions(net, &rows, &conv->wide, block->out_pitch);
+    phase->taps = make_taps(net, taps, block->out.channels, &conv->wide, block->out_pitch, true);
+    if (conv->phase_count > 1)
+        phase->inputs = make_positions(net, &inputs, &block->in, block->in_pitch);
+    for (size_t i = 0; conv->order && i < phase->tap_count; i++) {
+        const size_t t = i / taps[2] / taps[1], y = i / taps[2] % taps[1], x = i % taps[2];
+        const uint32_t stride[2] = {layer_stride(block->layer, 1), layer_stride(block->layer, 2)};
+        conv->order[(t * conv->kernel[1] + rest[1] + y * stride[0]) * conv->kernel[2] + rest[2] +
+                    x * stride[1]] = (uint32_t)(phase->first_tap + i);
+    }
+}
+
 static void plan_backward(struct net *net, struct block *block)
 {
     struct conv *conv = &block->conv;
+    const uint32_t in[MODEL_AXES] = {block->in.depth, block->in.height, block->in.width};
+    const uint32_t out[MODEL_AXES] = {block->out.depth, block->out.height, block->out.width};
+    uint32_t wide[MODEL_AXES], rest[MODEL_AXES] = {0};
     conv->gradient_count = conv->depth * block->out_pitch;
     if (block == &net->blocks[1] && net_begins(net))
         return; /* no gradient with respect to the input is needed */
-    const uint32_t *kernel = conv->kernel;
-    size_t taps = conv->depth / block->in.channels;
-    conv->wide =
-        (struct shape){0, block->out.depth + 2 * (kernel[0] - 1), block->out.height + 2 * (kernel[1] - 1),
-                       block->out.width + 2 * (kernel[2] - 1)};
-    conv->back_positions = make_positions(net, &block->in, conv->padding, &conv->wide, block->out_pitch);
-    conv->back_taps = make_taps(net, kernel, block->out.channels, &conv->wide, block->out_pitch, true);
+    const size_t taps = conv->depth / block->in.channels;
+    for (int axis = 0; axis < MODEL_AXES; axis++) {
+        const uint32_t stride = layer_stride(block->layer, axis);
+        const uint32_t reached = (in[axis] - 1 + conv->padding[axis]) / stride + 1;
+        conv->wide_before[axis] = (conv->kernel[axis] - 1) / stride;
+        wide[axis] = conv->wide_before[axis] + (reached > out[axis] ? reached : out[axis]);
+    }
+    conv->wide = (struct shape){0, wide[0], wide[1], wide[2]};
+    const uint32_t strides[2] = {layer_stride(block->layer, 1), layer_stride(block->layer, 2)};
+    conv->phase_count = (size_t)strides[0] * strides[1];
+    conv->phases = take(net, conv->phase_count, sizeof *conv->phases);
+    conv->order = take(net, taps, sizeof *conv->order);
+    size_t done = 0;
+    for (rest[1] = 0; conv->phases && rest[1] < strides[0]; rest[1]++)
+        for (rest[2] = 0; rest[2] < strides[1]; rest[2]++)
+            plan_phase(net, block, rest, &done, &conv->phases[rest[1] * strides[1] + rest[2]]);
     conv->backward = take(net, taps * block->out.channels * block->in_pitch, sizeof(float));
 }
 
 static void plan_conv(struct net *net, struct block *block)
 {
-    static const uint32_t corner[MODEL_AXES];
     struct conv *conv = &block->conv;
     const struct layer_spec *spec = &block->layer->spec;
+    const struct shape *out = &block->layer->out;
     memcpy(conv->kernel, spec->kernel, sizeof conv->kernel);
     memcpy(conv->padding, spec->padding, sizeof conv->padding);
     conv->padded = spec->padding[0] || spec->padding[1] || spec->padding[2];
@@ -336,7 +436,11 @@ static void plan_conv(struct net *net, struct block *block)
         (struct shape){0, block->in.depth + 2 * spec->padding[0], block->in.height + 2 * spec->padding[1],
                        block->in.width + 2 * spec->padding[2]};
     conv->depth = block->layer->weight_values / block->layer->out.channels;
-    conv->positions = make_positions(net, &block->layer->out, corner, &conv->around, block->in_pitch);
+    const struct lattice windows = {
+        {0},
+        {layer_stride(block->layer, 0), layer_stride(block->layer, 1), layer_stride(block->layer, 2)},
+        {out->depth, out->height, out->width}};
+    conv->positions = make_positions(net, &windows, &conv->around, block->in_pitch);
     conv->taps = make_taps(net, conv->kernel, block->in.channels, &conv->around, block->in_pitch, false);
     conv->forward = take(net, conv->depth * block->out_pitch, sizeof(float));
     if (net->train->forward_only)
@@ -381,7 +485,7 @@ static void plan_head(struct net *net, struct head *head)
 /* Allocates a thread's scratch arrays. Each array is large enough for every block. */
 static void plan_worker(struct net *net, struct worker *worker)
 {
-    size_t around = 0, plain = 0, wide = 0, deltas = 0, list = 0, channels = 0;
+    size_t around = 0, plain = 0, wide = 0, strided = 0, deltas = 0, list = 0, channels = 0;
     for (uint32_t i = 0; i < net->flat; i++) {
         const struct block *block = &net->blocks[i];
         const struct conv *conv = &block->conv;
@@ -389,7 +493,10 @@ static void plan_worker(struct net *net, struct worker *worker)
         if (block->kind != BLOCK_CONV)
             continue;
         around = larger(around, positions_of(&conv->around) * block->in_pitch);
-        plain = larger(plain, positions_of(&block->layer->out) * block->out_pitch);
+        if (block->pool)
+            plain = larger(plain, positions_of(&block->layer->out) * block->out_pitch);
+        for (size_t k = 0; conv->phase_count > 1 && k < conv->phase_count; k++)
+            strided = larger(strided, conv->phases[k].row_count * block->in_pitch);
         wide = larger(wide, positions_of(&conv->wide) * block->out_pitch);
         list = larger(list, block->out.channels * conv->band);
         channels = larger(channels, block->out.channels);
@@ -403,8 +510,9 @@ static void plan_worker(struct net *net, struct worker *worker)
     if (net->train->forward_only)
         return;
     worker->wide = take(net, larger(wide, around), sizeof(float));
+    worker->strided = take(net, strided, sizeof(float));
     worker->held = take(net, net->held_values, sizeof(float));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2 && !net->by_layer; i++)
         worker->deltas[i] = take(net, deltas, sizeof(float));
     worker->list_positions = take(net, list, sizeof *worker->list_positions);
     worker->list_deltas = take(net, list, sizeof *worker->list_deltas);
@@ -441,35 +549,70 @@ static void plan_rows(struct net *net, struct block *block)
     }
 }
 
-/* Determines which block writes the gradients of `target` first. Assigns memory to these gradients: a new
- * array, or the array of a block whose backward pass is done. */
-static void give_deltas(struct net *net, struct block *target, const struct block *writer, float **spare,
-                        uint32_t *spares)
+/* Returns the gradients of a block per sample. */
+static size_t delta_values(const struct block *block)
 {
-    size_t values = 0;
-    if (target->deltas || target->kind < BLOCK_FLAT || (target->kind == BLOCK_FLAT && net_begins(net)))
+    return (block->kind < BLOCK_FLAT ? block->positions : block->tokens) * block->out_pitch;
+}
+
+/* Determines which block writes the gradients of `target` first. Assigns memory to these gradients: a new
+ * array of `values` per sample, or the array of a block whose backward pass is done. */
+static void give_deltas(struct net *net, struct block *target, const struct block *writer, size_t values,
+                        float **spare, uint32_t *spares)
+{
+    if (target->deltas || target->kind == BLOCK_INPUT || (target->kind == BLOCK_FLAT && net_begins(net)))
         return;
     target->writer = writer;
-    for (uint32_t i = net->flat + 1; i < net->block_count; i++)
-        values = larger(values, net->blocks[i].tokens * net->blocks[i].out_pitch);
     target->deltas = *spares > 0 ? spare[--*spares] : take(net, net->batch * values, sizeof(float));
 }
 
-/* Allocates the gradients of a transformer's rows. Blocks whose gradients are never needed at the same time
- * share memory. */
-static void plan_deltas(struct net *net)
+/* Allocates the gradients of the blocks first + 1 .. end - 1. Blocks whose gradients are never needed at the
+ * same time share memory. */
+static void plan_deltas(struct net *net, uint32_t first, uint32_t end)
 {
     float *spare[NET_BLOCKS_MAX];
     uint32_t spares = 0;
-    for (uint32_t i = net->block_count - 1; i > net->flat; i--) {
+    size_t values = 0;
+    for (uint32_t i = first + 1; i < end; i++)
+        values = larger(values, delta_values(&net->blocks[i]));
+    for (uint32_t i = end - 1; i > first; i--) {
         struct block *block = &net->blocks[i];
-        give_deltas(net, block, NULL, spare, &spares); /* the last block */
-        give_deltas(net, block - 1, block, spare, &spares);
+        give_deltas(net, block, NULL, values, spare, &spares); /* the last block */
+        give_deltas(net, &net->blocks[block->from - net->blocks], block, values, spare, &spares);
         if (block->added)
-            give_deltas(net, &net->blocks[block->added - net->blocks], block, spare, &spares);
+            give_deltas(net, &net->blocks[block->added - net->blocks], block, values, spare, &spares);
         if (i + 1 < net->block_count || !net->train->stage) /* kept until the micro-batch's backward pass */
             spare[spares++] = block->deltas;
     }
+}
+
+/* Positions of which a BATCH_NORM adds up floats; the sums of more positions are added up in double. A band
+ * fits in an L2 cache. */
+#define BAND_POSITIONS(pitch) ((pitch) < 16384 ? 16384 / (pitch) : 1)
+
+/* Allocates what a net with by_layer needs. */
+static void plan_layers(struct net *net)
+{
+    size_t shared = 0;
+    for (uint32_t i = 1; i < net->flat; i++) {
+        struct block *block = &net->blocks[i];
+        if (block->kind == BLOCK_CONV && block->conv.padded)
+            net->around_values =
+                larger(net->around_values, positions_of(&block->conv.around) * block->in_pitch);
+        if (block->kind != BLOCK_BATCH_NORM)
+            continue;
+        block->band = BAND_POSITIONS(block->out_pitch);
+        block->bands = (block->positions + block->band - 1) / block->band;
+        block->moments = take(net, CHANNEL_VALUES * block->out_pitch, sizeof(float));
+        net->partial_values = larger(net->partial_values, 2 * block->bands * block->out_pitch);
+        shared = larger(shared, 2 * block->out_pitch);
+    }
+    if (net->train->forward_only)
+        return;
+    net->partial = take(net, net->batch * net->partial_values, sizeof(float));
+    net->arounds = take(net, net->batch * net->around_values, sizeof(float));
+    net->shared = take(net, shared, sizeof(float));
+    plan_deltas(net, 0, net->flat);
 }
 
 /* Returns the values that net->muon needs: two squares, and a matrix. */
@@ -560,9 +703,12 @@ static enum status check_offsets(const struct net *net)
 
 enum status net_plan(struct net *net)
 {
+    net->by_layer = runs_by_layer(net->train->model);
+    net->chunks = net->by_layer ? 1 : net->chunks;
     TRY(make_blocks(net));
     for (uint32_t i = 0; i < net->block_count; i++)
         lay_out_block(net, &net->blocks[i]);
+    lay_out_statistics(net);
     TRY(check_offsets(net));
     for (uint32_t i = 0; i < net->block_count; i++)
         if (net->blocks[i].kind == BLOCK_CONV)
@@ -570,7 +716,9 @@ enum status net_plan(struct net *net)
         else if (net->blocks[i].kind >= BLOCK_FLAT)
             plan_rows(net, &net->blocks[i]);
     if (net->train->model->transformer && !net->train->forward_only)
-        plan_deltas(net);
+        plan_deltas(net, net->flat, net->block_count);
+    if (net->by_layer)
+        plan_layers(net);
     plan_draws(net);
     plan_batch(net);
     plan_arenas(net);

@@ -93,8 +93,7 @@ static void copy_inner(const struct shape *inner, const struct shape *outer, con
         }
 }
 
-/* Returns the zero-padded input, built in `room`, or the input itself if the convolution has no padding. */
-static const float *with_zeros(const struct block *block, const float *in, float *room)
+const float *net_with_zeros(const struct block *block, const float *in, float *room)
 {
     const struct conv *conv = &block->conv;
     if (!conv->padded)
@@ -111,7 +110,7 @@ static void conv_forward(const struct net *net, struct worker *worker, const str
 {
     const struct conv *conv = &block->conv;
     const struct gemm gemm = {
-        .a = with_zeros(block, in, worker->around),
+        .a = net_with_zeros(block, in, worker->around),
         .rows = conv->positions,
         .steps = conv->taps,
         .row_count = positions_of(&block->layer->out),
@@ -121,7 +120,7 @@ static void conv_forward(const struct net *net, struct worker *worker, const str
         .c = block->pool ? worker->plain : out,
         .c_pitch = block->out_pitch,
         .columns = block->out_pitch,
-        .bias = net->parameters + block->bias,
+        .bias = block->layer->bias_values ? net->parameters + block->bias : NULL,
         .relu = block->relu,
     };
     net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
@@ -163,14 +162,15 @@ static const float *gather(const struct net *net, struct worker *worker, const s
     return worker->sample;
 }
 
-/* Transposes the input from C order, so that the channels are innermost. */
-static void take_input(const struct net *net, struct worker *worker, const struct passing *passing)
+void net_take_input(const struct net *net, struct worker *worker, const struct passing *passing)
 {
     const struct block *input = &net->blocks[0];
     const size_t at = (passing->index - net->begin) * net->train->model->input_values;
     const float *from = net->inputs ? net->inputs + at : gather(net, worker, passing);
+    /* Transposes from C order, so that the channels are innermost. */
     net->kernel->transpose(from, input->positions, input->out.channels, input->positions,
                            values_of(net, input, passing), input->out_pitch);
+    net_after(net, input, passing, values_of(net, input, passing));
 }
 
 /* Cuts a sample in C order into patches: one row per patch. */
@@ -186,6 +186,42 @@ static void cut_patches(const struct layer *layer, const float *sample, const st
                 memcpy(to, sample + line * in->width + token % across * width, width * sizeof *to);
             }
     }
+}
+
+/* Normalises with the values that the engine has computed for all samples. */
+static void channels_forward(const struct net *net, const struct block *block, const float *in, float *out)
+{
+    const size_t pitch = block->out_pitch;
+    const float *of = block->moments;
+    net->kernel->channel_apply(in, block->positions, pitch, of + CHANNEL_MEAN * pitch,
+                               of + CHANNEL_SCALE * pitch, of + CHANNEL_SHIFT * pitch, out);
+}
+
+void net_block_forward(const struct net *net, struct worker *worker, const struct block *block,
+                       const struct passing *passing)
+{
+    const float *in = values_of(net, block->from, passing);
+    float *out = values_of(net, block, passing);
+    if (block->kind == BLOCK_CONV)
+        conv_forward(net, worker, block, in, out, argmax_of(net, block, passing));
+    else if (block->kind == BLOCK_ADD)
+        add_forward(net, block, in, values_of(net, block->added, passing), out);
+    else if (block->kind == BLOCK_MEAN)
+        mean_forward(net, block, in, out);
+    else if (block->kind == BLOCK_BATCH_NORM)
+        channels_forward(net, block, in, out);
+    else
+        net->kernel->pool(&block->pooling, in, out, argmax_of(net, block, passing));
+    net_after(net, block, passing, out);
+}
+
+void net_flat_forward(const struct net *net, const struct passing *passing)
+{
+    const struct block *flat = &net->blocks[net->flat];
+    float *row = flat->rows + passing->index * flat->out_pitch;
+    net->kernel->transpose(values_of(net, flat - 1, passing), flat->in_pitch, flat[-1].positions,
+                           flat->in.channels, row, flat[-1].positions);
+    net_after(net, flat, passing, row);
 }
 
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing)
@@ -205,27 +241,10 @@ void net_sample_forward(const struct net *net, struct worker *worker, const stru
                     patches->rows + (size_t)passing->index * patches->tokens * patches->out_pitch);
         return;
     }
-    take_input(net, worker, passing);
-    net_after(net, &net->blocks[0], passing, values_of(net, &net->blocks[0], passing));
-    for (uint32_t i = 1; i < net->flat; i++) {
-        const struct block *block = &net->blocks[i];
-        const float *in = values_of(net, block - 1, passing);
-        float *out = values_of(net, block, passing);
-        if (block->kind == BLOCK_CONV)
-            conv_forward(net, worker, block, in, out, argmax_of(net, block, passing));
-        else if (block->kind == BLOCK_ADD)
-            add_forward(net, block, in, values_of(net, block->added, passing), out);
-        else if (block->kind == BLOCK_MEAN)
-            mean_forward(net, block, in, out);
-        else
-            net->kernel->pool(&block->pooling, in, out, argmax_of(net, block, passing));
-        net_after(net, block, passing, out);
-    }
-    const struct block *flat = &net->blocks[net->flat];
-    float *row = flat->rows + passing->index * flat->out_pitch;
-    net->kernel->transpose(values_of(net, flat - 1, passing), flat->in_pitch, flat[-1].positions,
-                           flat->in.channels, row, flat[-1].positions);
-    net_after(net, flat, passing, row);
+    net_take_input(net, worker, passing);
+    for (uint32_t i = 1; i < net->flat; i++)
+        net_block_forward(net, worker, &net->blocks[i], passing);
+    net_flat_forward(net, passing);
 }
 
 /* ---- Backward ---- */
@@ -236,41 +255,54 @@ static void sum_positions(const struct net *net, const struct block *block, cons
         net->kernel->add(deltas + p * block->out_pitch, sums, block->out_pitch);
 }
 
-/* Computes the gradient of the input: convolves the zero-padded output gradient with the mirrored kernel. */
+/* Computes the gradient of the input: convolves the zero-padded output gradient with the mirrored kernel.
+ * With a stride, does so for each phase of the inputs, and adds the results up in in_deltas. */
 static void conv_backward_input(const struct net *net, struct worker *worker, const struct block *block,
-                                const float *deltas, float *in_deltas)
+                                const float *deltas, float *in_deltas, bool adds)
 {
     const struct conv *conv = &block->conv;
-    const uint32_t before[MODEL_AXES] = {conv->kernel[0] - 1, conv->kernel[1] - 1, conv->kernel[2] - 1};
+    const bool strided = conv->phase_count > 1;
     memset(worker->wide, 0, positions_of(&conv->wide) * block->out_pitch * sizeof *worker->wide);
-    copy_inner(&block->out, &conv->wide, before, block->out_pitch, (float *)deltas, worker->wide, false);
-    const struct gemm gemm = {
-        .a = worker->wide,
-        .rows = conv->back_positions,
-        .steps = conv->back_taps,
-        .row_count = positions_of(&block->in),
-        .step_count = conv->depth / block->in.channels * block->out.channels,
-        .b = conv->backward,
-        .b_pitch = block->in_pitch,
-        .c = in_deltas,
-        .c_pitch = block->in_pitch,
-        .columns = block->in_pitch,
-    };
-    net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
+    copy_inner(&block->out, &conv->wide, conv->wide_before, block->out_pitch, (float *)deltas, worker->wide,
+               false);
+    if (strided && !adds)
+        memset(in_deltas, 0, positions_of(&block->in) * block->in_pitch * sizeof *in_deltas);
+    for (size_t i = 0; i < conv->phase_count; i++) {
+        const struct conv_phase *phase = &conv->phases[i];
+        const struct gemm gemm = {
+            .a = worker->wide,
+            .rows = phase->rows,
+            .steps = phase->taps,
+            .row_count = phase->row_count,
+            .step_count = phase->tap_count * block->out.channels,
+            .b = conv->backward + phase->first_tap * block->out.channels * block->in_pitch,
+            .b_pitch = block->in_pitch,
+            .c = strided ? worker->strided : in_deltas,
+            .c_pitch = block->in_pitch,
+            .columns = block->in_pitch,
+            .add = !strided && adds,
+        };
+        if (gemm.row_count == 0 || gemm.step_count == 0)
+            continue;
+        net->gemm.multiply(&gemm, 0, net->gemm.tiles(&gemm));
+        for (size_t r = 0; strided && r < phase->row_count; r++)
+            net->kernel->add(worker->strided + r * block->in_pitch, in_deltas + phase->inputs[r],
+                             block->in_pitch);
+    }
 }
 
 /* Runs the backward pass of a convolution without pooling. `sums` and `in_deltas` are NULL if they are not
  * needed. */
 static void conv_backward(const struct net *net, struct worker *worker, const struct block *block,
-                          const float *in, const float *deltas, float *in_deltas, float *sums)
+                          const float *in, const float *deltas, float *in_deltas, bool adds, float *sums)
 {
     const struct conv *conv = &block->conv;
     if (in_deltas)
-        conv_backward_input(net, worker, block, deltas, in_deltas);
+        conv_backward_input(net, worker, block, deltas, in_deltas, adds);
     if (!sums)
         return;
     const struct gemm gemm = {
-        .a = with_zeros(block, in, worker->around),
+        .a = net_with_zeros(block, in, worker->around),
         .rows = conv->taps,
         .steps = conv->positions,
         .row_count = conv->depth,
@@ -310,7 +342,7 @@ static void argmax_backward(const struct net *net, struct worker *worker, const 
                             float *sums)
 {
     const struct conv *conv = &block->conv;
-    const float *from = with_zeros(block, in, worker->around);
+    const float *from = net_with_zeros(block, in, worker->around);
     float *to = in_deltas && conv->padded ? worker->wide : in_deltas;
     size_t window = conv->vectors * net->kernel->lanes;
     if (to)
@@ -330,9 +362,10 @@ static void argmax_backward(const struct net *net, struct worker *worker, const 
 }
 
 static void pool_backward(const struct block *block, const uint32_t *argmax, const float *deltas,
-                          float *in_deltas)
+                          float *in_deltas, bool adds)
 {
-    memset(in_deltas, 0, positions_of(&block->in) * block->in_pitch * sizeof *in_deltas);
+    if (!adds)
+        memset(in_deltas, 0, positions_of(&block->in) * block->in_pitch * sizeof *in_deltas);
     for (size_t p = 0; p < block->positions; p++)
         for (size_t c = 0; c < block->out_pitch; c++) {
             size_t at = p * block->out_pitch + c;
@@ -360,20 +393,21 @@ static void take_held(const struct net *net, const struct worker *worker, const 
             net->kernel->add(worker->held + add->held, deltas, values_count(block));
 }
 
-static void mean_backward(const struct block *block, const float *deltas, float *in_deltas)
+static void mean_backward(const struct block *block, const float *deltas, float *in_deltas, bool adds)
 {
     size_t positions = positions_of(&block->in);
     for (size_t p = 0; p < positions; p++)
         for (size_t c = 0; c < block->out_pitch; c++)
-            in_deltas[p * block->in_pitch + c] = deltas[c] / (float)positions;
+            in_deltas[p * block->in_pitch + c] =
+                (adds ? in_deltas[p * block->in_pitch + c] : 0) + deltas[c] / (float)positions;
 }
 
 /* Runs the backward pass of a convolution. `sums` and `in_deltas` are NULL if they are not needed. */
 static void conv_block_backward(const struct net *net, struct worker *worker, const struct block *block,
                                 const struct passing *passing, const float *deltas, float *in_deltas,
-                                float *sums)
+                                bool adds, float *sums)
 {
-    const float *in = values_of(net, block - 1, passing);
+    const float *in = values_of(net, block->from, passing);
     if (sums) {
         sums += block->conv.gradient;
         sum_positions(net, block, deltas, sums + block->conv.gradient_count);
@@ -381,20 +415,21 @@ static void conv_block_backward(const struct net *net, struct worker *worker, co
     if (block->pool && (sums || in_deltas))
         argmax_backward(net, worker, block, in, argmax_of(net, block, passing), deltas, in_deltas, sums);
     else if (!block->pool)
-        conv_backward(net, worker, block, in, deltas, in_deltas, sums);
+        conv_backward(net, worker, block, in, deltas, in_deltas, adds, sums);
 }
 
-static void block_backward(const struct net *net, struct worker *worker, const struct block *block,
-                           const struct passing *passing, const float *deltas, float *in_deltas, float *sums)
+void net_block_backward(const struct net *net, struct worker *worker, const struct block *block,
+                        const struct passing *passing, const float *deltas, float *in_deltas, bool adds,
+                        float *sums)
 {
     if (block->kind == BLOCK_CONV)
-        conv_block_backward(net, worker, block, passing, deltas, in_deltas, sums);
+        conv_block_backward(net, worker, block, passing, deltas, in_deltas, adds, sums);
     else if (block->kind == BLOCK_ADD)
         add_backward(worker, block, deltas, in_deltas);
     else if (in_deltas && block->kind == BLOCK_POOL)
-        pool_backward(block, argmax_of(net, block, passing), deltas, in_deltas);
+        pool_backward(block, argmax_of(net, block, passing), deltas, in_deltas, adds);
     else if (in_deltas)
-        mean_backward(block, deltas, in_deltas);
+        mean_backward(block, deltas, in_deltas, adds);
 }
 
 static float *kept_deltas_of(const struct net *net, const struct block *block, const struct passing *passing)
@@ -409,7 +444,7 @@ static void sample_weights(const struct net *net, struct worker *worker, const s
     for (uint32_t i = net->flat - 1; i > 0; i--)
         if (net->blocks[i].kind == BLOCK_CONV)
             conv_block_backward(net, worker, &net->blocks[i], passing,
-                                kept_deltas_of(net, &net->blocks[i], passing), NULL, sums);
+                                kept_deltas_of(net, &net->blocks[i], passing), NULL, false, sums);
 }
 
 /* Writes the gradient of the stage's input in C order. */
@@ -424,17 +459,22 @@ static void give_in_deltas(const struct net *net, const struct worker *worker, c
                            input->positions);
 }
 
-void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
-                         enum gradients_of of, float *sums)
+void net_flat_backward(const struct net *net, const struct passing *passing, float *deltas)
 {
     const struct block *flat = &net->blocks[net->flat];
-    float *deltas = worker->deltas[0], *in_deltas = worker->deltas[1];
-    if (of == GRADIENTS_OF_WEIGHTS)
-        return sample_weights(net, worker, passing, sums);
     if (flat->in.channels != flat->in_pitch)
         memset(deltas, 0, flat[-1].positions * flat->in_pitch * sizeof *deltas);
     net->kernel->transpose(flat->deltas + passing->index * flat->out_pitch, flat[-1].positions,
                            flat->in.channels, flat[-1].positions, deltas, flat->in_pitch);
+}
+
+void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
+                         enum gradients_of of, float *sums)
+{
+    float *deltas = worker->deltas[0], *in_deltas = worker->deltas[1];
+    if (of == GRADIENTS_OF_WEIGHTS)
+        return sample_weights(net, worker, passing, sums);
+    net_flat_backward(net, passing, deltas);
     for (uint32_t i = net->flat - 1; i > 0; i--) {
         const struct block *block = &net->blocks[i];
         if (block->is_added)
@@ -442,8 +482,8 @@ void net_sample_backward(const struct net *net, struct worker *worker, const str
         net_after_backward(net, block, passing, values_of(net, block, passing), deltas);
         if (of == GRADIENTS_OF_INPUTS && block->kind == BLOCK_CONV)
             memcpy(kept_deltas_of(net, block, passing), deltas, values_count(block) * sizeof *deltas);
-        block_backward(net, worker, block, passing, deltas, i > 1 || net->in_deltas ? in_deltas : NULL,
-                       of & GRADIENTS_OF_WEIGHTS ? sums : NULL);
+        net_block_backward(net, worker, block, passing, deltas, i > 1 || net->in_deltas ? in_deltas : NULL,
+                           false, of & GRADIENTS_OF_WEIGHTS ? sums : NULL);
         float *done = deltas;
         deltas = in_deltas;
         in_deltas = done;

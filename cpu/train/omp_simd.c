@@ -218,19 +218,35 @@ static void multiply(const struct gemm *gemm, size_t first, size_t count)
 
 /* ---- Max-pooling ---- */
 
-/* Pools one window for all channels; `corner` is the window's first position. Selects the first of equal
- * values. A NaN takes precedence over any number. */
-static void pool_window(const struct pool *pool, size_t corner, const float *in, float *out,
+/* The inputs along each axis, begin <= i < end, in a window of the pooling. */
+struct window {
+    size_t begin[MODEL_AXES], end[MODEL_AXES];
+};
+
+static void find_window(const struct pool *pool, const uint32_t *at, struct window *window)
+{
+    const uint32_t lengths[MODEL_AXES] = {pool->in.depth, pool->in.height, pool->in.width};
+    for (int axis = 0; axis < MODEL_AXES; axis++) {
+        const size_t first = (size_t)at[axis] * pool->stride[axis], before = pool->padding[axis];
+        window->begin[axis] = first > before ? first - before : 0;
+        window->end[axis] = least(first + pool->kernel[axis] - before, lengths[axis]);
+    }
+}
+
+/* Pools one window for all channels. Selects the first of equal values. A NaN takes precedence over any
+ * number. */
+static void pool_window(const struct pool *pool, const struct window *window, const float *in, float *out,
                         uint32_t *positions)
 {
-    const uint32_t *kernel = pool->kernel;
+    const size_t corner =
+        (window->begin[0] * pool->in.height + window->begin[1]) * pool->in.width + window->begin[2];
     for (size_t i = 0; i < pool->pitch; i += LANES) {
         vreal best = v_load(in + corner * pool->pitch + i);
         vint where = v_whole((int32_t)corner);
-        for (uint32_t t = 0; t < kernel[0]; t++)
-            for (uint32_t y = 0; y < kernel[1]; y++)
-                for (uint32_t x = 0; x < kernel[2]; x++) {
-                    size_t position = corner + ((size_t)t * pool->in.height + y) * pool->in.width + x;
+        for (size_t t = window->begin[0]; t < window->end[0]; t++)
+            for (size_t y = window->begin[1]; y < window->end[1]; y++)
+                for (size_t x = window->begin[2]; x < window->end[2]; x++) {
+                    const size_t position = (t * pool->in.height + y) * pool->in.width + x;
                     vreal value = v_load(in + position * pool->pitch + i);
                     vint better = v_greater(value, best);
                     best = v_choose(better, value, best);
@@ -243,12 +259,13 @@ static void pool_window(const struct pool *pool, size_t corner, const float *in,
 
 static void pool(const struct pool *pool, const float *in, float *out, uint32_t *positions)
 {
-    const uint32_t *kernel = pool->kernel;
-    for (uint32_t t = 0; t < pool->out.depth; t++)
-        for (uint32_t y = 0; y < pool->out.height; y++)
-            for (uint32_t x = 0; x < pool->out.width; x++) {
-                size_t row = (size_t)t * kernel[0] * pool->in.height + (size_t)y * kernel[1];
-                pool_window(pool, row * pool->in.width + (size_t)x * kernel[2], in, out, positions);
+    uint32_t at[MODEL_AXES];
+    for (at[0] = 0; at[0] < pool->out.depth; at[0]++)
+        for (at[1] = 0; at[1] < pool->out.height; at[1]++)
+            for (at[2] = 0; at[2] < pool->out.width; at[2]++) {
+                struct window window;
+                find_window(pool, at, &window);
+                pool_window(pool, &window, in, out, positions);
                 out += pool->pitch;
                 positions += pool->pitch;
             }
@@ -577,6 +594,60 @@ static void norm_weights(const float *restrict in, const float *restrict moments
     }
 }
 
+/* ---- Batch normalisation: the compiler vectorises the loops over the channels ---- */
+
+static void channel_moments(const float *restrict in, size_t count, size_t pitch, float *restrict means,
+                            float *restrict squares)
+{
+    const float share = 1 / (float)count;
+    memset(means, 0, pitch * sizeof *means);
+    memset(squares, 0, pitch * sizeof *squares);
+    for (size_t p = 0; p < count; p++)
+        for (size_t c = 0; c < pitch; c++)
+            means[c] += in[p * pitch + c];
+    for (size_t c = 0; c < pitch; c++)
+        means[c] *= share;
+    for (size_t p = 0; p < count; p++)
+        for (size_t c = 0; c < pitch; c++) {
+            const float off = in[p * pitch + c] - means[c];
+            squares[c] += off * off;
+        }
+}
+
+static void channel_apply(const float *restrict in, size_t count, size_t pitch, const float *restrict means,
+                          const float *restrict scales, const float *restrict shifts, float *restrict out)
+{
+    for (size_t p = 0; p < count; p++)
+        for (size_t c = 0; c < pitch; c++)
+            out[p * pitch + c] = (in[p * pitch + c] - means[c]) * scales[c] + shifts[c];
+}
+
+static void channel_sums(const float *restrict in, const float *restrict deltas, size_t count, size_t pitch,
+                         const float *restrict means, float *restrict sums, float *restrict products)
+{
+    memset(sums, 0, pitch * sizeof *sums);
+    memset(products, 0, pitch * sizeof *products);
+    for (size_t p = 0; p < count; p++)
+        for (size_t c = 0; c < pitch; c++) {
+            const float delta = deltas[p * pitch + c];
+            sums[c] += delta;
+            products[c] += delta * (in[p * pitch + c] - means[c]);
+        }
+}
+
+static void channel_backward(const float *restrict in, const float *restrict deltas, size_t count,
+                             size_t pitch, const float *restrict means, const float *restrict scales,
+                             const float *restrict falls, const float *restrict slopes,
+                             float *restrict in_deltas, bool adds)
+{
+    for (size_t p = 0; p < count; p++)
+        for (size_t c = 0; c < pitch; c++) {
+            const size_t i = p * pitch + c;
+            const float delta = scales[c] * (deltas[i] - falls[c] - (in[i] - means[c]) * slopes[c]);
+            in_deltas[i] = (adds ? in_deltas[i] : 0) + delta;
+        }
+}
+
 /* ---- GELU ---- */
 
 /* Returns the normal distribution function of x; `density` receives exp(-x^2 / 2). The formula for erf(),
@@ -638,6 +709,10 @@ const struct net_kernel net_kernel_avx512
         .norm_weights = norm_weights,
         .gelu = gelu,
         .gelu_backward = gelu_backward,
+        .channel_moments = channel_moments,
+        .channel_apply = channel_apply,
+        .channel_sums = channel_sums,
+        .channel_backward = channel_backward,
         .update = update,
 };
 

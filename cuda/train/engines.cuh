@@ -24,6 +24,10 @@ extern "C" const struct engine engine_vit;
 /* Residual networks in bf16 on tensor cores, with the same parts in fp32 (resnet/engine.cu). */
 extern "C" const struct engine engine_resnet;
 
+/* For tests, with a state of engine_resnet: gets the output of a layer for the first `count` samples of the
+ * latest training step, in C order. STATUS_UNAVAILABLE if the engine does not store it. */
+enum status resnet_output(void *state, uint32_t layer, uint32_t count, float *values);
+
 /* Set if a CUDA kernel of engine_graph may overlap the end of the previous kernel. A change applies to
  * engines that are opened afterwards. Only a test sets this variable to false. That test requires the same
  * bits with and without overlap, because no sanitizer detects races between kernels. */

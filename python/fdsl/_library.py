@@ -157,6 +157,7 @@ class StreamConfigStruct(ctypes.Structure):
         ("brightness", c_double * 2), ("contrast", c_double * 2), ("saturation", c_double * 2), ("hue", c_double * 2),
         ("color_jitter_p", c_double), ("grayscale_p", c_double), ("blur_p", c_double), ("blur_sigma", c_double * 2),
         ("blur_kernel", c_uint32), ("axes", c_char_p), ("rand_augment_policy", c_char_p),
+        ("crop_scale", c_double * 2), ("crop_ratio", c_double * 2),
     ]  # fmt: skip
 
 

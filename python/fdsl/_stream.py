@@ -248,15 +248,17 @@ class CenterCrop(NamedTuple):
 
 
 class RandomResizedCrop(NamedTuple):
-    """Cuts out a random part, as RandomResizedCrop of torchvision does, and resizes it to size x size pixels: 8 % to 100 %
-    of the area, with a ratio of the sides from 3/4 to 4/3. The part is another one in each epoch. It depends only on
-    the seed, the epoch and the sample. For flip, mean, std and exact, see Resize."""
+    """Cuts out a random part, as RandomResizedCrop of torchvision does, and resizes it to size x size pixels. scale: the
+    range of its area, as a fraction of the image. ratio: the range of its width / height, from 1/7 to 7. The part is another
+    one in each epoch. It depends only on the seed, the epoch and the sample. For flip, mean, std and exact, see Resize."""
 
     size: int
     flip: bool = False
     mean: Scale = None
     std: Scale = None
     exact: bool = False
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
 
 class RandAugment(NamedTuple):
@@ -426,6 +428,9 @@ def _set_mixing(c: StreamConfigStruct, transform: Any) -> None:
 def _set_fit(c: StreamConfigStruct, transform: Any) -> None:
     c.fit, c.out_res = _FITS[type(transform)], integer("transforms: size", transform.size, 1, 16384)
     c.flip, c.exact_resize = flag("transforms: flip", transform.flip), flag("transforms: exact", transform.exact)
+    if isinstance(transform, RandomResizedCrop):
+        c.crop_scale[:] = _range("transforms: scale", transform.scale, 1e-4, 1)
+        c.crop_ratio[:] = _range("transforms: ratio", transform.ratio, 1 / 7, 7)
     for name, field, value in ("mean", c.mean, transform.mean), ("std", c.std, transform.std):
         if value is not None:
             values = _per_channel(f"transforms: {name}", value, c.channels)

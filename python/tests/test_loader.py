@@ -349,17 +349,34 @@ def test_batches_are_those_of_the_program(digits: pathlib.Path, tmp_path: pathli
     words = (
         f"--variant train-omp --model logreg --data {digits / 'f'} --test-data {digits / 'f'} --feed load --batch 16 --seed 9 "
         f"--lanes 3 --shuffle 60 --out-res {SIDE} --channels 3 --fit random-resized-crop --flip --rand-augment 20 "
-        "--color-jitter 0.4,0.4,0.4,0.1 --color-jitter-p 0.8 --grayscale 0.2 --blur 0.5 --blur-kernel 3 --save-batch 16:out --dry-run"
+        "--crop-scale 0.3,0.6 --crop-ratio 0.5,1.5 --color-jitter 0.4,0.4,0.4,0.1 --color-jitter-p 0.8 --grayscale 0.2 --blur 0.5 --blur-kernel 3 --save-batch 16:out --dry-run"
     )
     done = subprocess.run([PROGRAM, *words.split()], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "out").iterdir())
     assert len(files) == 16, files
     changes = [fdsl.RandAugment(2, 20), fdsl.ColorJitter(0.4, 0.4, 0.4, 0.1, 0.8), fdsl.RandomGrayscale(0.2), fdsl.GaussianBlur(3, p=0.5)]
-    images, labels = next(iter(opened(digits, transforms=[CROP, *changes])))
+    crop = CROP._replace(scale=(0.3, 0.6), ratio=(0.5, 1.5))
+    images, labels = next(iter(opened(digits, transforms=[crop, *changes])))
     assert [int(file.stem.partition("-")[2]) for file in files] == labels.tolist()
     for number, file in enumerate(files):
         assert numpy.array_equal(numpy.asarray(image.open(file)), images.numpy()[number].transpose(1, 2, 0)), file
+
+
+def test_ranges_of_crops(digits: pathlib.Path) -> None:
+    ((plain, _), *_) = opened(digits, transforms=CROP)
+    ((same, _), *_) = opened(digits, transforms=CROP._replace(scale=(0.08, 1), ratio=(0.75, 1.3333)))
+    ((whole, _), *_) = opened(digits, transforms=fdsl.RandomResizedCrop(SIDE, scale=(1, 1), ratio=(1, 1)))
+    ((resized, _), *_) = opened(digits, transforms=fdsl.Resize(SIDE))
+    assert (plain.numpy() == same.numpy()).all() and (whole.numpy() == resized.numpy()).all()
+    for words, text in (
+        ({"scale": (0.5, 0.2)}, "transforms: scale: 0.5 is larger than 0.2"),
+        ({"scale": (0, 1)}, "transforms: scale: 0 is out of range"),
+        ({"ratio": (1, 8)}, "transforms: ratio: 8 is out of range"),
+        ({"ratio": (1, 1, 1)}, "transforms: ratio: it must be a number or"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            opened(digits, transforms=fdsl.RandomResizedCrop(SIDE, **words))
 
 
 # ---- Position ----

@@ -27,6 +27,7 @@ gpus=$(nvidia-smi -L | grep -c ^GPU)
 [[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
 methods='mpi peer peer-bf16 peer-fused'
 ((gpus < ranks)) || methods+=' nccl'
+resnet=$(awk '$1 == "train-resnet" && $2 == "available" { print $1 }' <<<"$list")
 vit=$(awk '$1 == "train-vit" && $2 == "available" { print $1 }' <<<"$list")
 
 work=$(mktemp -d)
@@ -207,6 +208,23 @@ if mpicc -shared -fPIC -o "$work/mpi_cuda.so" tests/mpi_cuda.c -ldl 2>/dev/null;
     check 'mpi-cuda: MPI gets addresses in GPU memory, train-cuda' device_addresses train-cuda cnn
     check 'mpi-cuda: MPI gets addresses in GPU memory, train-bf16' device_addresses train-bf16 lenet
 fi
+# Residual networks normalise over the samples of all ranks, as the reference does, or of each rank.
+normed=(--data digits --epochs 1 --variant train-resnet --model resnet-micro --optimizer sgd --lr 0.01 --train-size 203)
+for method in $methods; do
+    [[ $resnet && $method != mpi ]] || continue
+    check "$method: train-resnet, each rank normalises" on_ranks "$ranks" "${normed[@]}" --sync "$method" --batch 16
+    if [[ $method =~ ^(peer|nccl)$ ]]; then
+        check "$method: train-resnet normalises over all ranks" on_ranks "$ranks" "${normed[@]}" --sync "$method" --batch 16 \
+            --sync-batch-norm --verify --verify-steps 6 --drop-last
+        ((ranks == 1)) || check "$method: train-resnet, a rank without a share" on_ranks "$ranks" "${normed[@]}" --sync "$method" \
+            --batch 16 --sync-batch-norm --verify --verify-steps 6 --drop-last --balance "$zero"
+    else
+        check "$method refuses --sync-batch-norm" fails_with 2 'needs exact sums' mpirun --bind-to none -n 2 "$bench" \
+            "${normed[@]}" --test-size 50 --sync "$method" --batch 16 --sync-batch-norm
+    fi
+done
+[[ ! $resnet ]] || check 'peer-fused: train-resnet is bit-identical to peer' same_as_peer train-resnet --model resnet-micro \
+    --optimizer sgd --lr 0.01
 for variant in train-cuda train-bf16; do
     check "peer-fused: $variant is bit-identical to peer" same_as_peer "$variant"
     check "peer-fused: $variant resumes" resumes "$variant"

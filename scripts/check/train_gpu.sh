@@ -305,6 +305,16 @@ columns() { # file, names: prints these columns of a CSV file
     awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
         { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
 }
+# resnet50 trains on JPEG files that it reads and crops during training. The loss must fall from epoch to epoch.
+jpeg_epochs() {
+    local set=$work/jpegs rows=$work/jpegs.csv
+    "$bench" --prepare "$set" --from synth --classes 10 --samples 4000 --res 256 --store shards --encode jpeg &&
+        "$bench" --variant train-resnet --model resnet50 --data "$set" --feed load --out-res 224 --fit random-resized-crop \
+            --crop-scale 0.2,1 --flip --batch 64 --epochs 2 --optimizer sgd --lr 0.05 --zero-init-last-gamma --out "$rows" &&
+        columns "$rows" 'items_per_s train_loss test_acc stall_share' &&
+        columns "$rows" train_loss | awk 'NR == 1 { first = $1 } END { exit !(NR == 2 && $1 < first) }'
+}
+[[ $engine != resnet ]] || alone check 'resnet50: two epochs on JPEG shards' jpeg_epochs
 scaled() { # the scale grows by a factor of 4 after steps 3 and 6 of 8
     "$bench" --variant train-amp --model lenet --data digits --train-size 80 --test-size 9 --batch 10 --epochs 1 \
         --loss-scale 1024 --loss-scale-growth 4 --loss-scale-backoff 0.25 --loss-scale-interval 3 --out "$work/scaled.csv" &&

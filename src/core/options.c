@@ -163,6 +163,23 @@ enum status parse_real(const char *name, const char *text, double minimum, doubl
     return STATUS_OK;
 }
 
+enum status parse_reals(const char *name, const char *text, double minimum, double maximum, uint32_t most,
+                        double *values, uint32_t *count)
+{
+    *count = 0;
+    for (const char *at = text; at;) {
+        const size_t length = strcspn(at, ",");
+        char value[32];
+        if (*count == most || length >= sizeof value)
+            return status_set(STATUS_USAGE, "%s: '%.80s' is not a list of up to %u numbers", name, text,
+                              most);
+        snprintf(value, sizeof value, "%.*s", (int)length, at);
+        TRY(parse_real(name, value, minimum, maximum, &values[(*count)++]));
+        at = at[length] ? at + length + 1 : NULL;
+    }
+    return STATUS_OK;
+}
+
 enum status parse_channels(const char *name, const char *text, uint32_t channels, double minimum,
                            double maximum, double values[PARSE_CHANNELS_MAX])
 {

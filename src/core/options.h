@@ -220,6 +220,10 @@ enum status parse_bytes(const char *name, const char *text, double minimum, doub
 /* Parses a finite real number in [minimum, maximum]. STATUS_USAGE with a message that begins with `name`. */
 enum status parse_real(const char *name, const char *text, double minimum, double maximum, double *value);
 
+/* Reads up to `most` numbers that commas separate. STATUS_USAGE, with a message that begins with `name`. */
+enum status parse_reals(const char *name, const char *text, double minimum, double maximum, uint32_t most,
+                        double *values, uint32_t *count);
+
 /* Parses one value for all channels, "V", or one value per channel, "V,V,V", each in [minimum, maximum]. Sets
  * all PARSE_CHANNELS_MAX values. STATUS_USAGE with a message that begins with `name`. */
 #define PARSE_CHANNELS_MAX 3

@@ -1,10 +1,12 @@
 #include "data/image.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
+#include "core/options.h"
 #include "data/random_boxes.h"
 #include "data/npy.h"
 
@@ -391,11 +393,64 @@ void image_store(const struct image *image, uint8_t *to)
 
 const char *const fit_names[] = {"resize", "crop", "random-resized-crop", NULL};
 
+/* Returns the logarithm of a ratio. Those of 3/4 and 4/3, to four digits, are exact: the bits of the defaults
+ * do not depend on the mathematical library. */
+static double log_ratio(double *ratio)
+{
+    if (fabs(*ratio - 4.0 / 3) < 1e-4) {
+        *ratio = 4.0 / 3;
+        return BOX_RATIO_LOG;
+    }
+    return *ratio == 3.0 / 4 ? -BOX_RATIO_LOG : log(*ratio);
+}
+
+/* STATUS_USAGE unless a range is in order and its ends are between `least` and `most`. */
+static enum status check_ends(const char *name, const double *ends, double least, double most)
+{
+    if (!(ends[0] >= least && ends[0] <= most && ends[1] >= least && ends[1] <= most))
+        return status_set(STATUS_USAGE, "%s: %g to %g is out of range; both must be %g to %g", name, ends[0],
+                          ends[1], least, most);
+    return ends[0] <= ends[1]
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "%s: %g is larger than %g; give the smaller value first", name,
+                            ends[0], ends[1]);
+}
+
+enum status crop_range_set(const char *const names[2], const double *scale, const double *ratio,
+                           struct crop_range *range)
+{
+    TRY(check_ends(names[0], scale, CROP_SCALE_MIN, 1));
+    TRY(check_ends(names[1], ratio, 1 / CROP_RATIO_MAX, CROP_RATIO_MAX));
+    for (int i = 0; i < 2; i++) {
+        range->scale[i] = scale[i];
+        range->ratio[i] = ratio[i];
+        range->log_ratio[i] = log_ratio(&range->ratio[i]);
+    }
+    return STATUS_OK;
+}
+
+enum status crop_read(const struct crop_parameters *parameters, struct crop_range *range)
+{
+    static const char *const names[] = {"--crop-scale", "--crop-ratio"};
+    const char *const texts[] = {parameters->scale, parameters->ratio};
+    double ends[2][2];
+    memset(range, 0, sizeof *range);
+    if (!parameters->scale && !parameters->ratio)
+        return STATUS_OK;
+    for (int i = 0; i < 2; i++) {
+        uint32_t count;
+        TRY(parse_reals(names[i], texts[i], 0, 1000, 2, ends[i], &count));
+        if (count != 2)
+            return status_set(STATUS_USAGE, "%s: '%.80s' is not a range; give MIN,MAX", names[i], texts[i]);
+    }
+    return crop_range_set(names, ends[0], ends[1], range);
+}
+
 struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                                uint32_t sample)
 {
     if (fit->how == FIT_RANDOM_RESIZED_CROP)
-        return box_random_resized(fit->seed, width, height, epoch, sample);
+        return box_random_resized(&fit->range, fit->seed, width, height, epoch, sample);
     if (fit->how != FIT_CROP)
         return (struct image_box){0, 0, width, height};
     struct philox_block block = philox(philox_key(fit->seed), 0, sample, epoch, DRAW_FIT);

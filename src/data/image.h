@@ -134,20 +134,59 @@ struct image_fit {
     bool whole;    /* decode every JPEG to its end, so that a broken file is found with every random part;
                       otherwise the rows below the part are not read, which is faster */
     enum resample_choice filter; /* of FIT_RANDOM_RESIZED_CROP; the others are bilinear */
+    struct crop_range range;     /* of FIT_RANDOM_RESIZED_CROP */
     struct image raw; /* the shape and the type of members that are values without a header; with 0 channels:
                          members have a header. Counts also if `res` is 0 */
 };
 
-#define FIT_RES_MAX 16384
+#define FIT_RES_MAX        16384
+#define CROP_SCALE_MIN     1e-4
+#define CROP_RATIO_MAX     7.0 /* of width / height; box_exp() has a limit */
+
+#define CROP_SCALE_DEFAULT "0.08,1"
+#define CROP_RATIO_DEFAULT "0.75,1.3333"
+
+/* The values of the options below. NULL, both: the workload does not have them. */
+struct crop_parameters {
+    const char *scale, *ratio;
+};
+
+/* Rows of the option tables of workloads with --fit random-resized-crop. `at`: offset of the struct
+ * crop_parameters in the workload's parameters. */
+#define CROP_OPTIONS(at)                                                                                 \
+    {"crop-scale",                                                                                       \
+     "MIN,MAX",                                                                                          \
+     OPTION_TEXT,                                                                                        \
+     (at) + offsetof(struct crop_parameters, scale),                                                     \
+     .fallback = CROP_SCALE_DEFAULT,                                                                     \
+     .column = COLUMN,                                                                                   \
+     .help = "range of the area of the parts that --fit random-resized-crop cuts out, as a fraction of " \
+             "the image; `scale` of torchvision's RandomResizedCrop"},                                   \
+    {                                                                                                    \
+        "crop-ratio", "MIN,MAX", OPTION_TEXT, (at) + offsetof(struct crop_parameters, ratio),            \
+            .fallback = CROP_RATIO_DEFAULT, .column = COLUMN,                                            \
+            .help = "range of width / height of these parts, before they are resized; `ratio` of "       \
+                    "torchvision's RandomResizedCrop"                                                    \
+    }
 
 FDSL_C_BEGIN
+
+/* Sets the parts that random-resized-crop cuts out. STATUS_USAGE if a value is out of range: scale[] must be
+ * in CROP_SCALE_MIN to 1, ratio[] in 1 / CROP_RATIO_MAX to CROP_RATIO_MAX, both in order. The message begins
+ * with names[0] or names[1]. */
+enum status crop_range_set(const char *const names[2], const double *scale, const double *ratio,
+                           struct crop_range *range);
+
+/* Reads the options. STATUS_USAGE with the name of the option. */
+enum status crop_read(const struct crop_parameters *parameters, struct crop_range *range);
 
 /* Returns the part of an upright image of width x height pixels that becomes the output.
  *
  * FIT_RANDOM_RESIZED_CROP follows torchvision's RandomResizedCrop: the area is uniform between 8 % and 100 %
- * of the image, and the logarithm of width / height is uniform between log(3/4) and log(4/3). Both are drawn
- * up to ten times, until the rectangle fits. If none fits, the result is the largest rectangle at the centre
- * whose sides have a ratio between 3/4 and 4/3. Philox counter of each attempt: attempt, sample, epoch. */
+ * of the image, and the logarithm of width / height is uniform between log(3/4) and log(4/3), or in
+ * fit->range. Both are drawn up to ten times, until the rectangle fits. If none fits, the result is the
+ * largest rectangle at the centre whose ratio of the sides is in the range. Philox counter of each attempt:
+ * attempt, sample, epoch. */
 struct image_box image_fit_box(const struct image_fit *fit, uint32_t width, uint32_t height, uint32_t epoch,
                                uint32_t sample);
 

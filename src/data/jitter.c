@@ -65,24 +65,6 @@ const struct jitter_names jitter_options = {
     "--grayscale",      "--blur",
     "--blur-kernel",    "--blur-sigma"};
 
-/* Reads up to `most` numbers that commas separate. */
-static enum status read_numbers(const char *name, const char *text, double maximum, uint32_t most,
-                                double *values, uint32_t *count)
-{
-    *count = 0;
-    for (const char *at = text; at;) {
-        const size_t length = strcspn(at, ",");
-        char value[32];
-        if (*count == most || length >= sizeof value)
-            return status_set(STATUS_USAGE, "%s: '%.80s' is not a list of up to %u numbers", name, text,
-                              most);
-        snprintf(value, sizeof value, "%.*s", (int)length, at);
-        TRY(parse_real(name, value, 0, maximum, &values[(*count)++]));
-        at = at[length] ? at + length + 1 : NULL;
-    }
-    return STATUS_OK;
-}
-
 enum status jitter_read(const struct jitter_parameters *parameters, struct jitter *jitter)
 {
     double sigma[2], strengths[JITTER_STEPS] = {0};
@@ -91,13 +73,13 @@ enum status jitter_read(const struct jitter_parameters *parameters, struct jitte
     *jitter = (struct jitter){.grayscale = (float)parameters->grayscale,
                               .blur = (float)parameters->blur,
                               .kernel = (uint32_t)parameters->kernel};
-    TRY(read_numbers("--blur-sigma", parameters->sigma, JITTER_SIGMA_MAX, 2, sigma, &count));
+    TRY(parse_reals("--blur-sigma", parameters->sigma, 0, JITTER_SIGMA_MAX, 2, sigma, &count));
     jitter->sigma_min = (float)sigma[0];
     jitter->sigma_max = (float)sigma[count - 1];
     if (!parameters->jitter)
         return STATUS_OK;
-    TRY(read_numbers("--color-jitter", parameters->jitter, JITTER_FACTOR_MAX - 1, JITTER_STEPS, strengths,
-                     &count));
+    TRY(parse_reals("--color-jitter", parameters->jitter, 0, JITTER_FACTOR_MAX - 1, JITTER_STEPS, strengths,
+                    &count));
     if (count != 1 && count != JITTER_STEPS)
         return status_set(
             STATUS_USAGE,

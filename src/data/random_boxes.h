@@ -41,13 +41,13 @@ FDSL_HD double box_between(uint32_t word, double low, double high)
 }
 
 /* Draws a rectangle in an image of width x height pixels. Its area, divided by the area of the image, is
- * uniform between `least` and `most`, and the logarithm of its width / height is uniform between -bound and
- * bound. Returns false if the rectangle does not fit. */
-FDSL_HD bool box_draw(struct philox_block block, double least, double most, double bound, uint32_t width,
+ * uniform in range->scale, and the logarithm of its width / height is uniform in range->log_ratio. Returns
+ * false if the rectangle does not fit. */
+FDSL_HD bool box_draw(struct philox_block block, const struct crop_range *range, uint32_t width,
                       uint32_t height, struct image_box *box)
 {
-    double area = (double)width * height * box_between(block.word[0], least, most);
-    double ratio = box_exp(box_between(block.word[1], -bound, bound));
+    double area = (double)width * height * box_between(block.word[0], range->scale[0], range->scale[1]);
+    double ratio = box_exp(box_between(block.word[1], range->log_ratio[0], range->log_ratio[1]));
     double w = rint(sqrt(area * ratio)), h = rint(sqrt(area / ratio));
     if (!(w >= 1 && h >= 1 && w <= width && h <= height))
         return false;
@@ -58,14 +58,15 @@ FDSL_HD bool box_draw(struct philox_block block, double least, double most, doub
     return true;
 }
 
-/* Returns the largest rectangle at the centre whose sides have a ratio between 3/4 and 4/3. */
-FDSL_HD struct image_box box_central(uint32_t width, uint32_t height)
+/* Returns the largest rectangle at the centre whose width / height is in `ratio`. */
+FDSL_HD struct image_box box_central(const double *ratio, uint32_t width, uint32_t height)
 {
     struct image_box box = {0, 0, width, height};
-    if (3 * (uint64_t)width > 4 * (uint64_t)height)
-        box.width = (uint32_t)(height * 4.0 / 3 + 0.5);
-    else if (4 * (uint64_t)width < 3 * (uint64_t)height)
-        box.height = (uint32_t)(width * 4.0 / 3 + 0.5);
+    const double widest = height * ratio[1] + 0.5, highest = width / ratio[0] + 0.5;
+    if (widest < width)
+        box.width = widest < 1 ? 1 : (uint32_t)widest;
+    else if (highest < height)
+        box.height = highest < 1 ? 1 : (uint32_t)highest;
     box.left = (width - box.width) / 2;
     box.top = (height - box.height) / 2;
     return box;
@@ -73,16 +74,18 @@ FDSL_HD struct image_box box_central(uint32_t width, uint32_t height)
 
 /* Returns the rectangle of random-resized-crop (image_fit_box() in data/image.h). Philox counter of each
  * attempt: attempt, sample, epoch. */
-FDSL_HD struct image_box box_random_resized(uint64_t seed, uint32_t width, uint32_t height, uint32_t epoch,
-                                            uint32_t sample)
+FDSL_HD struct image_box box_random_resized(const struct crop_range *range, uint64_t seed, uint32_t width,
+                                            uint32_t height, uint32_t epoch, uint32_t sample)
 {
+    const struct crop_range plain = {{BOX_AREA_MIN, 1}, {3.0 / 4, 4.0 / 3}, {-BOX_RATIO_LOG, BOX_RATIO_LOG}};
+    const struct crop_range *of = range->scale[1] > 0 ? range : &plain;
     struct image_box box;
     for (uint32_t attempt = 0; attempt < BOX_ATTEMPTS; attempt++) {
         struct philox_block block = philox(philox_key(seed), attempt, sample, epoch, DRAW_FIT);
-        if (box_draw(block, BOX_AREA_MIN, 1, BOX_RATIO_LOG, width, height, &box))
+        if (box_draw(block, of, width, height, &box))
             return box;
     }
-    return box_central(width, height);
+    return box_central(of->ratio, width, height);
 }
 
 /* Draws the filter of a crop: returns whether it is bicubic. Counter: BOX_ATTEMPTS, sample, epoch. */
@@ -99,6 +102,8 @@ FDSL_HD bool box_bicubic(uint64_t seed, uint32_t epoch, uint32_t sample)
 FDSL_HD struct draw_erase box_erase(const struct augment *augment, uint64_t seed, uint32_t epoch,
                                     uint32_t sample)
 {
+    const struct crop_range range = {
+        {BOX_ERASED_MIN, BOX_ERASED_MAX}, {0, 0}, {-BOX_ERASED_LOG, BOX_ERASED_LOG}};
     struct draw_erase erase = {{0, 0, 0, 0}, sample, epoch, seed};
     if (augment->erasing <= 0)
         return erase;
@@ -108,9 +113,8 @@ FDSL_HD struct draw_erase box_erase(const struct augment *augment, uint64_t seed
     for (uint32_t attempt = 0; attempt < BOX_ATTEMPTS; attempt++) {
         struct image_box box;
         block = philox(philox_key(seed), attempt, sample, epoch, DRAW_ERASE);
-        if (box_draw(block, BOX_ERASED_MIN, BOX_ERASED_MAX, BOX_ERASED_LOG, augment->width, augment->height,
-                     &box) &&
-            box.width < augment->width && box.height < augment->height) {
+        if (box_draw(block, &range, augment->width, augment->height, &box) && box.width < augment->width &&
+            box.height < augment->height) {
             erase.box = box;
             return erase;
         }

@@ -334,6 +334,12 @@ struct augment_policy {
     bool bicubic, random_filter; /* the filter; random_filter: each operation draws bilinear or bicubic */
 };
 
+/* The parts that random-resized-crop cuts out: the range of their share of the area, and of width / height
+ * with its logarithms. Zeros: 0.08 to 1, and 3/4 to 4/3. See crop_range_set() in data/image.h. */
+struct crop_range {
+    double scale[2], ratio[2], log_ratio[2];
+};
+
 struct augment {
     uint32_t shift; /* largest shift in pixels, vertically and horizontally; equivalent to padding each
                        side with `shift` zeros before normalisation, and then cropping at random */
@@ -346,11 +352,12 @@ struct augment {
     uint32_t operations; /* RandAugment: number of operations per sample; 0: off */
     double magnitude;    /* RandAugment: see struct rand_augment */
     struct augment_policy policy;
-    uint32_t repeats;       /* copies of each sample in a step; 0 means 1 */
-    float erasing;          /* probability of random erasing */
-    bool erase_last;        /* random erasing follows the mixing of samples, and so does not mix its noise */
-    uint32_t height, width; /* size of the images, for random erasing */
-    struct jitter color;    /* zeros: none */
+    uint32_t repeats;        /* copies of each sample in a step; 0 means 1 */
+    float erasing;           /* probability of random erasing */
+    bool erase_last;         /* random erasing follows the mixing of samples, and so does not mix its noise */
+    uint32_t height, width;  /* size of the images, for random erasing */
+    struct jitter color;     /* zeros: none */
+    struct crop_range range; /* of `crop` */
 };
 
 /* Returns whether new images are computed from the stored samples before a batch is gathered. */

@@ -596,6 +596,11 @@ struct fdsl_stream_config {
                                       * (default): none. Without the part n, rand_augment_ops applies. Areas
                                       * outside an image become 255 * mean, or 128 if mean and std have their
                                       * defaults; images are interpolated bilinearly */
+
+    /* Of fit "random-resized-crop": the range of the area, as a fraction of the image, and of width / height
+     */
+    double crop_scale[2]; /* from 0.0001 to 1; default 0.08 to 1 */
+    double crop_ratio[2]; /* from 1/7 to 7; default 3/4 to 4/3 */
 };
 
 /* The shapes of a stream. They do not change. */

@@ -127,7 +127,9 @@ enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size
                                               .color_jitter_p = 1,
                                               .blur_sigma = {0.1, 2},
                                               .blur_kernel = 23,
-                                              .axes = "cthw"};
+                                              .axes = "cthw",
+                                              .crop_scale = {0.08, 1},
+                                              .crop_ratio = {3.0 / 4, 4.0 / 3}};
     return lib_relay(status);
 }
 
@@ -277,6 +279,32 @@ static void set_shape(struct fdsl_stream *self, uint32_t channels, uint32_t dept
     self->info.image_bytes = (uint64_t)channels * depth * height * width * self->info.element_bytes;
 }
 
+static bool same_range(const double *range, const double *other)
+{
+    return range[0] == other[0] && range[1] == other[1];
+}
+
+/* Returns whether the parts of random-resized-crop have their default range. */
+static bool has_plain_crop(const struct fdsl_stream_config *config)
+{
+    struct fdsl_stream_config plain;
+    (void)fdsl_stream_config_init(&plain, sizeof plain);
+    return same_range(config->crop_scale, plain.crop_scale) &&
+           same_range(config->crop_ratio, plain.crop_ratio);
+}
+
+/* Sets the parts of random-resized-crop. Refuses fields that have no effect. */
+static enum status get_crop(const struct fdsl_stream_config *config, struct image_fit *fit)
+{
+    static const char *const names[] = {"crop_scale", "crop_ratio"};
+    if (has_plain_crop(config))
+        return STATUS_OK;
+    if (!config->out_res || fit->how != FIT_RANDOM_RESIZED_CROP)
+        return status_set(STATUS_USAGE,
+                          "crop_scale and crop_ratio: they need out_res and fit \"random-resized-crop\"");
+    return crop_range_set(names, config->crop_scale, config->crop_ratio, &fit->range);
+}
+
 /* Hashes the fields that determine the images and, with mixtures, the targets, which have `classes` columns.
  */
 static bool rand_augments(const struct fdsl_stream_config *config)
@@ -304,6 +332,10 @@ static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit,
         hash = checksum_seeded("tchw", 4, hash);
     if (config->exact_resize)
         hash = checksum_seeded("exact", 5, hash);
+    if (!has_plain_crop(config)) {
+        hash = checksum_seeded(config->crop_scale, sizeof config->crop_scale, hash);
+        hash = checksum_seeded(config->crop_ratio, sizeof config->crop_ratio, hash);
+    }
     if (config->erasing > 0)
         hash = checksum_seeded(&config->erasing, sizeof config->erasing, hash);
     if (jitter_on(&output->color)) /* a struct without gaps */
@@ -531,6 +563,7 @@ static enum status set_images(const struct fdsl_stream_config *config, struct fd
                                       .channels = config->channels,
                                       .seed = config->seed,
                                       .unscaled = config->exact_resize};
+    TRY(get_crop(config, &request->fit));
     TRY(check_shape(request));
     TRY(set_axes(config, self, request));
     TRY(set_changes(config, self, request));
@@ -732,11 +765,6 @@ static bool same_text(const char *text, const char *other)
     return text && strcmp(text, other) == 0;
 }
 
-static bool same_range(const double *range, const double *other)
-{
-    return range[0] == other[0] && range[1] == other[1];
-}
-
 /* `ignoring`: one of the above. `what` names the samples. */
 static enum status check_defaults(const struct fdsl_stream_config *config, const char *what, int ignoring)
 {
@@ -781,6 +809,8 @@ static enum status check_defaults(const struct fdsl_stream_config *config, const
         {"blur_sigma", same_range(config->blur_sigma, plain.blur_sigma), BOTH_IGNORE},
         {"blur_kernel", config->blur_kernel == plain.blur_kernel, BOTH_IGNORE},
         {"axes", same_text(config->axes, plain.axes), BOTH_IGNORE},
+        {"crop_scale", same_range(config->crop_scale, plain.crop_scale), BOTH_IGNORE},
+        {"crop_ratio", same_range(config->crop_ratio, plain.crop_ratio), BOTH_IGNORE},
     };
     for (size_t i = 0; i < COUNT_OF(fields); i++)
         if ((fields[i].ignored & ignoring) && !fields[i].is_default)

@@ -89,6 +89,7 @@ struct load_parameters {
     int dtype, fit;
     struct compute compute;
     bool decode, augment, exact_resize;
+    struct crop_parameters crop;
     struct jitter_parameters color; /* for variants that stream, as `axes` */
     int axes;                       /* enum load_axes */
     bool rates_only;                /* no runs in addition to those that are timed */

@@ -103,6 +103,7 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help = "standard deviation by which --augment and GPU variants divide the values after --mean is "
              "subtracted; one value, or one per channel"},
+    CROP_OPTIONS(AT(crop)),
     JITTER_OPTIONS(AT(color), "images and clips of variants that stream"),
     {"axes", "NAME", OPTION_CHOICE, AT(axes), .fallback = "cthw", .choices = axes_names, .column = COLUMN,
      .help =
@@ -149,6 +150,12 @@ struct load_job {
 static enum status check_fit(const struct options *given, const struct load_parameters *parameters)
 {
     static const char *const of_fit[] = {"fit", "channels", "exact-resize"};
+    static const char *const of_crop[] = {"crop-scale", "crop-ratio"};
+    const bool crops = parameters->out_res > 0 && parameters->fit == FIT_RANDOM_RESIZED_CROP;
+    for (size_t i = 0; !crops && i < COUNT_OF(of_crop); i++)
+        if (options_given(given, of_crop[i]))
+            return status_option(STATUS_USAGE, of_crop[i],
+                                 " requires --out-res PIXELS --fit random-resized-crop");
     for (size_t i = 0; parameters->out_res == 0 && i < COUNT_OF(of_fit); i++)
         if (options_given(given, of_fit[i]))
             return status_option(STATUS_USAGE, of_fit[i],
@@ -239,7 +246,9 @@ static enum status check_combination(const struct options *given, struct load_pa
     if (!parameters->augment && options_given(given, "shift"))
         return status_option(STATUS_USAGE, "shift", " requires --augment; add it");
     struct jitter color;
+    struct crop_range range;
     TRY(jitter_read(&parameters->color, &color));
+    TRY(crop_read(&parameters->crop, &range));
     TRY(check_fit(given, parameters));
     return is_url(parameters) ? check_remote(given, parameters, true, true) : STATUS_OK;
 }
@@ -283,6 +292,7 @@ static void fill_load(const struct load_parameters *parameters, struct load_job 
         .chunk_bytes = parameters->chunk << 10,
     };
     job->load.fit.raw = job->dataset.raw;
+    (void)crop_read(&parameters->crop, &job->load.fit.range); /* succeeds: load_validate() has called it */
     for (int c = 0; c < AUGMENT_CHANNELS_MAX; c++) {
         job->load.augmentation.mean[c] = (float)parameters->mean[c];
         job->load.augmentation.scale[c] = (float)(1 / parameters->std[c]);
@@ -443,6 +453,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     static const char *const of_cpu[] = {"iodepth", "block", NULL}, *const of_fit[] = {"fit", "channels",
                                                                                        "exact-resize", NULL};
     static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
+    static const char *const of_crop[] = {"crop-scale", "crop-ratio", NULL};
     static const char *const of_streams[] = {"lanes", "prefetch", NULL};
     static const char *const of_tensors[] = {"mean", "std", "dtype", "layout", NULL};
     static const char *const of_readers[] = {"iodepth", "block", "readahead", NULL};
@@ -472,6 +483,8 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
         return decodes;
     if (is_one_of(option, of_fit))
         return parameters->out_res && decodes;
+    if (is_one_of(option, of_crop))
+        return parameters->out_res && decodes && parameters->fit == FIT_RANDOM_RESIZED_CROP;
     if (is_one_of(option, of_device_decoding))
         return (!variant || parameters->out_res) && device && decodes;
     if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)

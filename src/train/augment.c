@@ -38,6 +38,7 @@ enum status augment_plan(const struct train *train, struct augment_plan *plan)
                                   .canvas = *canvas,
                                   .shape = data->shape,
                                   .crop = augment->crop,
+                                  .range = augment->range,
                                   .bicubic = augment->bicubic || augment->random_filter,
                                   .random_filter = augment->random_filter,
                                   .flip = augment->flip,

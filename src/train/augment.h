@@ -29,6 +29,7 @@ struct augment_plan {
     bool gray; /* all channels of an image are equal, and operations keep them equal */
     struct rand_augment rand;
     struct jitter color;
+    struct crop_range range; /* of `crop` */
 };
 
 /* ---- Draws ---- */
@@ -37,7 +38,8 @@ struct augment_plan {
 FDSL_HD struct image_box augment_box(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)
 {
     struct image_box whole = {0, 0, plan->canvas.width, plan->canvas.height};
-    return plan->crop ? box_random_resized(plan->seed, whole.width, whole.height, epoch, sample) : whole;
+    return plan->crop ? box_random_resized(&plan->range, plan->seed, whole.width, whole.height, epoch, sample)
+                      : whole;
 }
 
 FDSL_HD bool augment_flips(const struct augment_plan *plan, uint32_t epoch, uint32_t sample)

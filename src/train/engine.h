@@ -73,6 +73,8 @@ struct train {
      * gradients of one part after another, which changes only the order of sums. 0 means 1. */
     uint32_t accumulate;
     struct mixing mixing;
+    /* LAYER_BATCH_NORM normalises over the samples of all ranks; otherwise each rank over its own. */
+    bool sync_batch_norm;
     bool forward_only; /* the caller uses only set() and evaluate(): no gradients, no optimizer */
     /* Saves memory: the backward pass computes the forward pass again, block by block. Changes no result.
      * Only for engines with `recomputes`. */
@@ -673,6 +675,22 @@ extern const struct engine engine_naive, engine_oracle;
 /* Returns the sum over the samples of all steps since the last call: the Euclidean norm of the derivatives of
  * the step's mean loss by the logits of the sample. `oracle` is a state of engine_oracle. */
 double oracle_slopes(void *oracle);
+
+/* Outputs of layers in a training step that an engine under test has computed. They replace those of the
+ * reference, so rounding neither grows from layer to layer nor changes the masks of ReLU: the gradients are
+ * then those of these outputs. */
+struct oracle_given {
+    const float
+        *outputs[MODEL_LAYERS_MAX]; /* per layer: those of the step's samples, in C order; NULL: none */
+    /* Set by each step: per layer with outputs, the sum of the squared differences between the output that
+     * the reference computes from the given inputs and the given output, and the sum of its squares. */
+    double off[MODEL_LAYERS_MAX], all[MODEL_LAYERS_MAX];
+};
+
+/* For tests, with a state of engine_oracle. oracle_give() is for later steps; `given` is not owned, and NULL
+ * ends it. oracle_output() gets the outputs of a layer for the first `count` samples of the latest step. */
+void oracle_give(void *oracle, struct oracle_given *given);
+void oracle_output(const void *oracle, uint32_t layer, uint32_t count, float *values);
 
 /* Muon: returns the error of a hidden matrix's change, and of the change of its moving average, in one step
  * from state `begin` to state `end` of an engine, relative to the change that follows from the momenta of

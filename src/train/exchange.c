@@ -136,8 +136,20 @@ static enum status mpi_sum(struct exchange *exchange, enum status status, float 
                            : exchange_piece_sum(exchange->state, 0, status, gradients, count);
 }
 
-const struct exchange_method exchange_mpi = {
-    .name = "mpi", .groups = true, .probe = mpi_probe, .open = mpi_open, .close = mpi_close, .sum = mpi_sum};
+/* Piece 0 has the gradients. With exchange->mixed they are in several pieces, and no engine uses this. */
+static enum status mpi_sum_part(struct exchange *exchange, size_t index, enum status status, float *values,
+                                size_t count)
+{
+    return exchange_piece_sum(exchange->state, 1 + index, status, values, count);
+}
+
+const struct exchange_method exchange_mpi = {.name = "mpi",
+                                             .groups = true,
+                                             .probe = mpi_probe,
+                                             .open = mpi_open,
+                                             .close = mpi_close,
+                                             .sum = mpi_sum,
+                                             .sum_part = mpi_sum_part};
 
 /* ---- Choosing a method ---- */
 
@@ -158,6 +170,14 @@ static bool is_wanted(int sync, const struct exchange_method *method)
 {
     return sync == 0 ? !method->rounds && !method->updates && !method->named
                      : strcmp(exchange_names[sync], method->name) == 0;
+}
+
+bool exchange_changes(int sync)
+{
+    for (size_t i = 0; sync > 0 && i < COUNT_OF(methods); i++)
+        if (is_wanted(sync, methods[i]) && (methods[i]->rounds || methods[i]->updates))
+            return true;
+    return false;
 }
 
 bool exchange_rounds(int sync)

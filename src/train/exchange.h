@@ -48,6 +48,12 @@ struct exchange_method {
      * ranks, and the gradients are undefined. Only the thread that called the engine may call sum(). */
     enum status (*sum)(struct exchange *exchange, enum status status, float *gradients, size_t count);
 
+    /* Collective, like sum(), for other values that the engine needs during a step: array number `index` of
+     * the step, which has the same number of values on all ranks and in all steps. For gradients in device
+     * memory, use begin() and end(). */
+    enum status (*sum_part)(struct exchange *exchange, size_t index, enum status status, float *values,
+                            size_t count);
+
     /* The gradients of a step become final part by part, and each part is exchanged while the engine computes
      * the others. begin() passes a part, which is final when the work that is enqueued on `stream` (a
      * cudaStream_t) is done. end() makes `stream` wait for the sums of all parts so far. All ranks must pass
@@ -100,6 +106,18 @@ static inline enum status exchange_sum(struct exchange *exchange, enum status st
     return status;
 }
 
+/* Calls method->sum_part() and measures its time. */
+static inline enum status exchange_part_sum(struct exchange *exchange, size_t index, enum status status,
+                                            float *values, size_t count)
+{
+    range_push(RANGE_EXCHANGE);
+    double begin_s = timer_now_s();
+    status = exchange->method->sum_part(exchange, index, status, values, count);
+    exchange->spent_s += timer_now_s() - begin_s;
+    range_pop();
+    return status;
+}
+
 /* Calls method->settle(). Does nothing if `exchange` is NULL. */
 static inline enum status exchange_settle(struct exchange *exchange)
 {
@@ -118,6 +136,9 @@ enum status exchange_probe(int sync, const struct engine *engine, const struct o
 
 /* Returns whether method number `sync` of exchange_names sends gradients as bf16. */
 bool exchange_rounds(int sync);
+
+/* Returns whether the method rounds what it adds up, or updates parameters: it cannot add up other values. */
+bool exchange_changes(int sync);
 
 /* Collective: opens method number `sync`, or, with "auto", the first method that works with this engine on
  * these ranks. The caller has set the members device, count, group and mixed of `exchange`. If `mixed` is not

@@ -37,6 +37,8 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
 {
     if (parameters->channels == 2)
         return status_option(STATUS_USAGE, "channels", ": '2' is neither 1 nor 3");
+    struct crop_range range;
+    TRY(crop_read(&parameters->crop, &range));
     const struct data_request request = {
         .name = parameters->data,
         .url = parameters->url,
@@ -64,6 +66,7 @@ enum status job_open_data(const struct job_parameters *parameters, struct data *
                 .res = (uint32_t)parameters->out_res,
                 .channels = (uint32_t)parameters->channels,
                 .unscaled = parameters->exact_resize,
+                .range = range,
                 .filter = parameters->feed == DATA_MIXED ? RESAMPLE_BILINEAR
                                                          : (enum resample_choice)parameters->filter},
         .batch = parameters->batch,

@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/status.h"
 #include "data/dataset.h"
+#include "data/image.h"
 #include "data/labelled_files.h"
 #include "data/members.h"
 #include "train/data_mixture.h"
@@ -23,9 +24,10 @@ struct job_parameters {
     const char *data, *image, *label, *tensor, *labels, *test_labels, *formula, *preset, *preset_file,
         *class_file, *draw;
     uint64_t train_size, test_size, classes, res, out_res, channels, batch;
-    double test_share, min_lit; /* NaN: not given */
-    int fit;                    /* enum fit_how */
-    int filter;                 /* enum resample_choice; set by the workload */
+    double test_share, min_lit;  /* NaN: not given */
+    int fit;                     /* enum fit_how */
+    struct crop_parameters crop; /* set by the workload */
+    int filter;                  /* enum resample_choice; set by the workload */
     /* The URLs with their secrets, if `data` and `test_data` show them without; set by job_hide_secrets() */
     const char *url, *test_url;
     const char *test_data; /* NULL: not given */

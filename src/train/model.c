@@ -617,7 +617,7 @@ enum status model_refuse_batch_norm(const struct model *model)
                ? status_set(
                      STATUS_USAGE,
                      "it cannot train or run %s, a network with batch normalisation; use train-resnet, "
-                     "infer-resnet, train-naive or infer-naive, or another --model",
+                     "infer-resnet, train-omp or infer-omp, or another --model",
                      model->name)
                : STATUS_OK;
 }
@@ -653,6 +653,28 @@ void model_initialise_head(const struct model *model, double scale, double bias,
             parameters[i] = constant       ? (float)bias
                             : isnan(scale) ? parameters[i]
                                            : (float)(scale * parameters[i]);
+    }
+}
+
+bool model_has_batch_norm(const struct model_table *table)
+{
+    for (uint32_t i = 0; i < table->layer_count; i++)
+        if (table->layers[i].kind == LAYER_BATCH_NORM)
+            return true;
+    return false;
+}
+
+/* Where a convolution is on the shortcut, the branch ends with the earlier summand. */
+void model_zero_last_gamma(const struct model *model, float *parameters)
+{
+    for (uint32_t i = 1; i < model->layer_count; i++) {
+        const struct layer *layer = &model->layers[i];
+        if (layer->spec.kind != LAYER_ADD || layer->spec.back > i)
+            continue;
+        const struct layer *last = layer - layer->spec.back;
+        last = last->spec.kind == LAYER_BATCH_NORM ? last : layer - 1;
+        if (last->spec.kind == LAYER_BATCH_NORM)
+            memset(parameters + last->weight, 0, last->weight_values * sizeof *parameters);
     }
 }
 

@@ -191,6 +191,13 @@ enum status model_refuse_transformer(const struct model *model);
  * the engine "it". */
 enum status model_refuse_batch_norm(const struct model *model);
 
+/* Returns whether the network has LAYER_BATCH_NORM. */
+bool model_has_batch_norm(const struct model_table *table);
+
+/* Sets the weights of the last LAYER_BATCH_NORM of each residual block to zero, so that the block begins as
+ * its shortcut (Goyal et al., "Accurate, large minibatch SGD", 2017; torchvision's zero_init_residual). */
+void model_zero_last_gamma(const struct model *model, float *parameters);
+
 /* Returns the stride of a convolution or of max-pooling along an axis (0: depth, 1: height, 2: width). */
 uint32_t layer_stride(const struct layer *layer, int axis);
 

@@ -42,14 +42,20 @@ struct naive {
     real *deltas;  /* gradients of `outputs` */
     float *sample, *partner; /* scratch: one gathered sample, and the sample that is mixed into it */
     real *moments;           /* of LAYER_BATCH_NORM, see struct passing: an arena. NULL: no such layer */
+    real *sums;              /* of all ranks, an arena; NULL unless the ranks normalise together */
+    double *channels;        /* of LAYER_BATCH_NORM: two values per channel */
+    float *shared;           /* `channels`, for exchange_part_sum() */
+    enum status normalised;  /* of the sums over all ranks in the step */
     real *scratch;           /* of LAYER_ATTENTION: AT_ONCE x scratch_values, two values per token */
     size_t scratch_values;
     uint32_t *numbers; /* of the samples of the step, and of their partners */
     uint32_t count;    /* number of samples of the step, without partners */
+    uint32_t normed;   /* number of samples over which LAYER_BATCH_NORM normalises */
     struct mix mix;    /* of the step */
     struct feed feed;
     struct train_totals totals;
     double slopes;              /* see oracle_slopes() */
+    struct oracle_given *given; /* see oracle_give(); NULL: nothing */
     struct published published; /* copy of `totals` after the latest step, for progress() */
     uint64_t bytes, parts[MEMORY_PARTS];
     enum memory_part part; /* of the next allocations */
@@ -96,6 +102,22 @@ static struct passing passing_at(const struct naive *naive, const struct passing
     return at;
 }
 
+/* Replaces the output of a layer by a given one, and adds up their difference. */
+static void take_given(struct naive *naive, uint32_t layer, uint32_t j)
+{
+    struct oracle_given *given = naive->given;
+    const size_t values = naive->train->model->layers[layer].out_values;
+    real *own = output_of(naive, naive->outputs, layer, j);
+    if (j == 0)
+        given->off[layer] = given->all[layer] = 0;
+    for (size_t i = 0; given->outputs[layer] && i < values; i++) {
+        const double value = given->outputs[layer][j * values + i];
+        given->off[layer] += (own[i] - value) * (own[i] - value);
+        given->all[layer] += (double)own[i] * own[i];
+        own[i] = (real)value;
+    }
+}
+
 /* Runs the layers begin .. end - 1. */
 static void forward_layers(struct naive *naive, const struct passing *passing, uint32_t j, uint32_t begin,
                            uint32_t end)
@@ -107,6 +129,8 @@ static void forward_layers(struct naive *naive, const struct passing *passing, u
         kinds[model->layers[i].spec.kind].forward(&model->layers[i], &at, naive->parameters,
                                                   input_of(naive, i, j),
                                                   output_of(naive, naive->outputs, i, j));
+        if (naive->given)
+            take_given(naive, i, j);
     }
 }
 
@@ -170,9 +194,11 @@ static void naive_close(void *state)
     struct naive *naive = state;
     real *const arenas[] = {naive->parameters, naive->gradients, naive->m,       naive->v,
                             naive->ema,        naive->inputs,    naive->outputs, naive->deltas,
-                            naive->adjusted,   naive->squares,   naive->moments};
+                            naive->adjusted,   naive->squares,   naive->moments, naive->sums};
     for (size_t i = 0; i < COUNT_OF(arenas); i++)
         free(arenas[i]);
+    free(naive->channels);
+    free(naive->shared);
     free(naive->sample);
     free(naive->partner);
     free(naive->scratch);
@@ -214,6 +240,38 @@ static size_t most_tokens(const struct model *model)
     return most;
 }
 
+/* Returns whether LAYER_BATCH_NORM normalises over the samples of several ranks. */
+static bool shares_norms(const struct naive *naive)
+{
+    return naive->train->sync_batch_norm && naive->train->exchange;
+}
+
+/* Returns the largest number of channels of a LAYER_BATCH_NORM. */
+static size_t most_channels(const struct model *model)
+{
+    size_t most = 0;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].spec.kind == LAYER_BATCH_NORM && model->layers[i].out.channels > most)
+            most = model->layers[i].out.channels;
+    return most;
+}
+
+/* Allocates the arrays of LAYER_BATCH_NORM. Returns false if memory runs out. */
+static bool allocate_norms(struct naive *naive)
+{
+    const struct model *model = naive->train->model;
+    if (!model->normalises)
+        return true;
+    naive->part = MEMORY_WORKSPACE;
+    naive->moments = zeros(naive, model->arena_values, sizeof(real));
+    naive->channels = zeros(naive, 2 * most_channels(model), sizeof *naive->channels);
+    if (shares_norms(naive)) {
+        naive->sums = zeros(naive, model->arena_values, sizeof(real));
+        naive->shared = zeros(naive, 2 * most_channels(model), sizeof *naive->shared);
+    }
+    return naive->moments && naive->channels && ((naive->sums && naive->shared) || !shares_norms(naive));
+}
+
 /* Allocates all arrays of the engine. Returns false if memory runs out. */
 static bool allocate(struct naive *naive)
 {
@@ -232,9 +290,6 @@ static bool allocate(struct naive *naive)
         naive->adjusted = zeros(naive, model->arena_values, sizeof(real));
         naive->squares = zeros(naive, naive_optimizer_scratch(naive->train) + 1, sizeof(real));
     }
-    naive->part = MEMORY_WORKSPACE;
-    if (model->normalises)
-        naive->moments = zeros(naive, model->arena_values, sizeof(real));
     naive->part = MEMORY_ACTIVATIONS;
     naive->inputs = zeros(naive, batch * model->input_values, sizeof(real));
     naive->outputs = zeros(naive, batch * model->output_values, sizeof(real));
@@ -248,7 +303,7 @@ static bool allocate(struct naive *naive)
            naive->deltas && naive->sample && naive->partner && naive->scratch && naive->numbers &&
            (naive->ema || !train_averages(naive->train)) &&
            ((naive->adjusted && naive->squares) || !train_needs_tensors(naive->train)) &&
-           (naive->moments || !model->normalises);
+           allocate_norms(naive);
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -343,8 +398,8 @@ static struct passing passing_of(const struct naive *naive, uint32_t epoch, uint
                             .sample = naive->numbers[j],
                             .training = true,
                             .moments = naive->moments,
-                            .sums = naive->gradients,
-                            .batch = naive->count};
+                            .sums = naive->sums ? naive->sums : naive->gradients,
+                            .batch = naive->normed};
 }
 
 /* ---- A step of the oracle on several threads, and of networks with LAYER_BATCH_NORM. Each value is the sum
@@ -379,33 +434,99 @@ static void sample_backward(void *context, uint64_t j, int thread)
     backward_layers(lesson->naive, &passing, (uint32_t)j, lesson->begin, lesson->end, NULL);
 }
 
-/* Computes the statistics of a channel of the LAYER_BATCH_NORM lesson->begin over the batch. The running
- * variance takes the unbiased variance, as in PyTorch. */
-static void channel_moments(void *context, uint64_t channel, int thread)
+/* ---- The statistics of the LAYER_BATCH_NORM lesson->begin: for each channel, first this rank's part of the
+ * mean, then its part of the mean square of the distances from the mean, then what follows from both. The
+ * running variance takes the unbiased variance, as in PyTorch. ---- */
+
+/* Returns the number of values of a channel of `layer` over which it normalises. */
+static double normed_values(const struct naive *naive, const struct layer *layer)
+{
+    return (double)(layer->out_values / layer->out.channels) * naive->normed;
+}
+
+static void channel_mean(void *context, uint64_t channel, int thread)
 {
     const struct lesson *lesson = context;
     struct naive *naive = lesson->naive;
     const struct layer *layer = &naive->train->model->layers[lesson->begin];
     const size_t plane = layer->out_values / layer->out.channels, first = channel * plane;
-    const double values = (double)plane * lesson->count, share = (double)lesson->count / lesson->total;
-    double sum = 0, squares = 0;
+    double sum = 0;
     (void)thread;
-    if (lesson->count == 0)
-        return;
     for (uint32_t j = 0; j < lesson->count; j++)
         for (size_t i = first; i < first + plane; i++)
             sum += input_of(naive, lesson->begin, j)[i];
-    const double mean = sum / values;
+    naive->channels[channel] = sum / normed_values(naive, layer);
+}
+
+static void channel_variance(void *context, uint64_t channel, int thread)
+{
+    const struct lesson *lesson = context;
+    struct naive *naive = lesson->naive;
+    const struct layer *layer = &naive->train->model->layers[lesson->begin];
+    const size_t plane = layer->out_values / layer->out.channels, first = channel * plane;
+    const double mean = naive->channels[channel], share = (double)lesson->count / lesson->total;
+    double squares = 0;
+    (void)thread;
     for (uint32_t j = 0; j < lesson->count; j++)
         for (size_t i = first; i < first + plane; i++)
             squares +=
                 (input_of(naive, lesson->begin, j)[i] - mean) * (input_of(naive, lesson->begin, j)[i] - mean);
     naive->moments[layer->mean + channel] = (real)mean;
-    naive->moments[layer->variance + channel] = (real)(1 / sqrt(squares / values + BATCH_NORM_EPSILON));
-    if (naive->train->forward_only)
+    if (!naive->train->forward_only)
+        naive->gradients[layer->mean + channel] = (real)(share * mean);
+    naive->channels[channel] = squares / normed_values(naive, layer);
+}
+
+static void channel_moments(void *context, uint64_t channel, int thread)
+{
+    const struct lesson *lesson = context;
+    struct naive *naive = lesson->naive;
+    const struct layer *layer = &naive->train->model->layers[lesson->begin];
+    const double values = normed_values(naive, layer), share = (double)lesson->count / lesson->total;
+    const double variance = naive->channels[channel];
+    (void)thread;
+    naive->moments[layer->variance + channel] = (real)(1 / sqrt(variance + BATCH_NORM_EPSILON));
+    if (!naive->train->forward_only)
+        naive->gradients[layer->variance + channel] =
+            (real)(share * variance * values / (values > 1 ? values - 1 : 1));
+}
+
+/* Adds up the first `count` values of naive->channels over the ranks that normalise together. `which` numbers
+ * the sums of a layer in a step. A failure is the same on all ranks. */
+static void sum_channels(struct naive *naive, uint32_t layer, uint32_t which, size_t count)
+{
+    if (!shares_norms(naive) || naive->normalised != STATUS_OK)
         return;
-    naive->gradients[layer->mean + channel] = (real)(share * mean);
-    naive->gradients[layer->variance + channel] = (real)(share * squares / (values > 1 ? values - 1 : 1));
+    for (size_t i = 0; i < count; i++)
+        naive->shared[i] = (float)naive->channels[i];
+    naive->normalised =
+        exchange_part_sum(naive->train->exchange, 3 * (size_t)layer + which, STATUS_OK, naive->shared, count);
+    for (size_t i = 0; i < count; i++)
+        naive->channels[i] = naive->shared[i];
+}
+
+/* Passes the failure of this rank to all ranks, which wait in the first sum of a step. */
+static enum status fail_norms(struct naive *naive, enum status status)
+{
+    uint32_t layer = 0;
+    while (naive->train->model->layers[layer].spec.kind != LAYER_BATCH_NORM)
+        layer++;
+    return exchange_part_sum(naive->train->exchange, 3 * (size_t)layer, status, naive->shared,
+                             naive->train->model->layers[layer].out.channels);
+}
+
+/* Without samples to normalise over, nothing uses the statistics. */
+static void find_moments(struct lesson *lesson, int threads)
+{
+    struct naive *naive = lesson->naive;
+    const uint32_t channels = naive->train->model->layers[lesson->begin].out.channels;
+    if (naive->normed == 0)
+        return;
+    parallel_for(threads, channels, channel_mean, lesson);
+    sum_channels(naive, lesson->begin, 0, channels);
+    parallel_for(threads, channels, channel_variance, lesson);
+    sum_channels(naive, lesson->begin, 1, channels);
+    parallel_for(threads, channels, channel_moments, lesson);
 }
 
 /* Computes the gradients of weight and bias of a channel of the LAYER_BATCH_NORM lesson->end - 1. */
@@ -428,6 +549,22 @@ static void channel_sums(void *context, uint64_t channel, int thread)
         }
     naive->gradients[layer->bias + channel] = (real)sum;
     naive->gradients[layer->weight + channel] = (real)products;
+    naive->channels[channel] = sum;
+    naive->channels[layer->out.channels + channel] = products;
+}
+
+/* Computes the gradients of the LAYER_BATCH_NORM lesson->end - 1, and the sums over all ranks. */
+static void find_slopes(struct lesson *lesson, int threads)
+{
+    struct naive *naive = lesson->naive;
+    const struct layer *layer = &naive->train->model->layers[lesson->end - 1];
+    const uint32_t channels = layer->out.channels;
+    parallel_for(threads, channels, channel_sums, lesson);
+    sum_channels(naive, lesson->end - 1, 2, 2 * (size_t)channels);
+    for (uint32_t c = 0; naive->sums && c < channels; c++) {
+        naive->sums[layer->bias + c] = (real)naive->channels[c];
+        naive->sums[layer->weight + c] = (real)naive->channels[channels + c];
+    }
 }
 
 static bool is_batch_norm(const struct model *model, uint32_t layer)
@@ -446,7 +583,7 @@ static void batch_forward(struct lesson *lesson)
         while (lesson->end < model->layer_count && !is_batch_norm(model, lesson->end))
             lesson->end++;
         if (is_batch_norm(model, lesson->begin))
-            parallel_for(threads, model->layers[lesson->begin].out.channels, channel_moments, lesson);
+            find_moments(lesson, threads);
         parallel_for(threads, lesson->count, sample_forward, lesson);
     }
 }
@@ -462,7 +599,7 @@ static void batch_backward(struct lesson *lesson)
         while (lesson->begin > 0 && !is_batch_norm(model, lesson->begin - 1))
             lesson->begin--;
         if (is_batch_norm(model, lesson->end - 1))
-            parallel_for(threads, model->layers[lesson->end - 1].out.channels, channel_sums, lesson);
+            find_slopes(lesson, threads);
         parallel_for(threads, lesson->count, sample_backward, lesson);
     }
 }
@@ -509,6 +646,8 @@ static double learn_batch(struct naive *naive, uint32_t epoch, uint32_t count, u
     const int threads = threads_for(naive, count);
     double loss = 0;
     uint64_t parts = 0;
+    naive->normed = shares_norms(naive) ? total : count;
+    naive->normalised = STATUS_OK;
     for (uint32_t i = 0; i < model->layer_count; i++)
         parts += parts_of(&model->layers[i]);
     batch_forward(&lesson);
@@ -625,11 +764,12 @@ static enum status make_step(struct naive *naive, const struct draw_order *order
     const uint32_t count = naive->count;
     enum status status = feed_step(&naive->feed, epoch, step, naive->numbers, count);
     if (status != STATUS_OK)
-        return add_up(naive, status);
+        return shares_norms(naive) ? fail_norms(naive, status) : add_up(naive, status);
     take_batch(naive, epoch, count);
     naive->totals.data_s += timer_now_s() - begin_s;
     uint64_t number = (uint64_t)epoch * train_steps(train) + step;
     double loss = learn(naive, epoch, count, (uint32_t)train_share(train, step).total);
+    TRY(naive->normalised);
     add_totals(naive, number, loss);
     TRY(add_up(naive, STATUS_OK));
     update_parameters(naive, number);
@@ -861,6 +1001,20 @@ const struct engine
 
 #ifdef FDSL_DOUBLE
 
+void oracle_give(void *oracle, struct oracle_given *given)
+{
+    struct naive *naive = oracle;
+    naive->given = given;
+    naive->threads = 1; /* take_given() adds up over the samples */
+}
+
+void oracle_output(const void *oracle, uint32_t layer, uint32_t count, float *values)
+{
+    const struct naive *naive = oracle;
+    copy_out(values, output_of(naive, naive->outputs, layer, 0),
+             count * naive->train->model->layers[layer].out_values);
+}
+
 double oracle_slopes(void *oracle)
 {
     struct naive *naive = oracle;
@@ -949,6 +1103,7 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
     if (status == STATUS_OK) {
         struct lesson lesson = {.naive = naive, .epoch = epoch, .count = count, .total = count};
         take_batch(naive, epoch, count);
+        naive->normed = count;
         batch_forward(&lesson);
     }
     uint32_t bad = bad_layer(naive, count); /* meaningless after a failure; callers check the status */

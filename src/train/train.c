@@ -183,6 +183,12 @@ static const struct option_spec options[] = {
      .help = "multiply the initial parameters of the last layer by this"},
     {"head-init-bias", "B", OPTION_REAL, AT(head_init_bias), .minimum = -1e6, .maximum = 1e6,
      .column = COLUMN, .help = "initial biases of the last layer"},
+    {"zero-init-last-gamma", NULL, OPTION_FLAG, AT(zero_init_last_gamma), .column = COLUMN,
+     .help = "begin with weights of zero in the last normalisation of each residual block, as torchvision's "
+             "zero_init_residual and timm's default: each block then begins as its shortcut"},
+    {"sync-batch-norm", NULL, OPTION_FLAG, AT(sync_batch_norm), .column = COLUMN,
+     .help = "normalise over the samples of all ranks, as PyTorch's SyncBatchNorm; without this, each rank "
+             "normalises over its own samples"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), .choices = feeds, .column = COLUMN,
      .help =
          "where training samples come from. stored reads or generates all samples before training "
@@ -260,6 +266,7 @@ static const struct option_spec options[] = {
     {"repeats", "N", OPTION_COUNT, AT(repeats), .fallback = "1", .minimum = 1, .maximum = 64,
      .column = COLUMN,
      .help = "repeated augmentation: each step has N differently augmented copies of each of its samples"},
+    CROP_OPTIONS(AT(job.crop)),
     JITTER_OPTIONS(AT(color), "training samples"),
     {"raw", NULL, OPTION_FLAG, AT(raw), .column = COLUMN,
      .help = "do not normalise samples with the training set's mean and standard deviation"},
@@ -561,9 +568,14 @@ static const char *lacking(const struct train_parameters *parameters, const char
         {!pipeline || strcmp(parameters->balance, "memory") == 0, "--parallel data", {"balance"}},
         {!pipeline || parameters->replicated, "--parallel data, or more ranks than --stages", {"sync"}},
         {transformer, "a transformer, such as --model vit-tiny", {"layer-decay", "drop-path"}},
+        {model_has_batch_norm(&model_tables[parameters->model]),
+         "a network with batch normalisation, such as --model resnet50",
+         {"sync-batch-norm", "zero-init-last-gamma"}},
+        {!parameters->init, "a run without --init", {"zero-init-last-gamma"}},
         {(crops(parameters) && !mixed) || interpolates(parameters),
          mixed ? "another --feed than mixed" : "--fit random-resized-crop",
          {"interpolation"}},
+        {crops(parameters), "--out-res PIXELS --fit random-resized-crop", {"crop-scale", "crop-ratio"}},
         {parameters->erasing > 0, "--erasing P", {"erase-last"}},
         {parameters->mixup > 0 || parameters->cutmix > 0, "--mixup or --cutmix", {"erase-last"}},
         {load,
@@ -598,7 +610,8 @@ static const char *lacking(const struct train_parameters *parameters, const char
 /* Implements workload->applies(). */
 static bool train_applies(const void *parameters, const struct variant *variant, const char *option)
 {
-    static const char *const of_ranks[] = {"sync", "lr-scale", "balance", "parallel", NULL};
+    static const char *const of_ranks[] = {"sync",     "lr-scale",        "balance",
+                                           "parallel", "sync-batch-norm", NULL};
     const struct train_parameters *given = parameters;
     if (variant && strcmp(option, "resident-device-bytes") == 0 && strcmp(variant->platform, "cuda") != 0)
         return false;
@@ -619,12 +632,20 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         return parameters->decoder == DECODER_AUTO;
     if (strcmp(option, "fresh") == 0)
         return !parameters->job.fresh;
+    if (strcmp(option, "crop-scale") == 0)
+        return strcmp(parameters->job.crop.scale, CROP_SCALE_DEFAULT) == 0;
+    if (strcmp(option, "crop-ratio") == 0)
+        return strcmp(parameters->job.crop.ratio, CROP_RATIO_DEFAULT) == 0;
     if (strcmp(option, "color-jitter") == 0)
         return !parameters->color.jitter;
     if (strcmp(option, "grayscale") == 0)
         return parameters->color.grayscale <= 0;
     if (strcmp(option, "blur") == 0)
         return parameters->color.blur <= 0;
+    if (strcmp(option, "sync-batch-norm") == 0)
+        return !parameters->sync_batch_norm;
+    if (strcmp(option, "zero-init-last-gamma") == 0)
+        return !parameters->zero_init_last_gamma;
     if (strcmp(option, "ema-warmup") == 0)
         return !parameters->ema_warmup;
     if (strcmp(option, "bce-sum") == 0)
@@ -955,8 +976,10 @@ static enum status check_options(const struct options *given, const struct train
                                  const struct train_parameters *all, const struct partition *partition)
 {
     struct jitter color;
+    struct crop_range range;
     TRY(check_given(given, parameters));
     TRY(jitter_read(&parameters->color, &color));
+    TRY(crop_read(&parameters->job.crop, &range));
     TRY(check_batch(all, partition));
     TRY(check_pipeline(all, partition));
     TRY(check_plan(all));
@@ -1233,6 +1256,8 @@ static struct augment chosen_augment(const struct train_parameters *parameters, 
                          rand_augment_parse("--rand-augment", parameters->rand_augment, &rand) == STATUS_OK;
     fill_policy(parameters, shape, &rand.policy);
     struct jitter color;
+    struct crop_range range;
+    (void)crop_read(&parameters->job.crop, &range);
     (void)jitter_read(&parameters->color, &color); /* succeeds: check_options() has called it */
     return (struct augment){.shift = (uint32_t)parameters->shift,
                             .flip = parameters->flip,
@@ -1247,7 +1272,8 @@ static struct augment chosen_augment(const struct train_parameters *parameters, 
                             .erasing = (float)parameters->erasing,
                             .height = shape->height,
                             .width = shape->width,
-                            .color = color};
+                            .color = color,
+                            .range = range};
 }
 
 /* Returns --feed, or what it is if it is not given. */
@@ -1341,6 +1367,10 @@ static enum status check_batch_norm(const struct opened *opened)
             ": %s normalises over the samples of a batch, which parts of a batch would change; "
             "lower --batch instead",
             train->model->name);
+    if (train->sync_batch_norm && train->ranks > 1 && exchange_changes(opened->job.sync))
+        return status_value(STATUS_USAGE, "sync", exchange_names[opened->job.sync],
+                            ": it rounds or updates what it adds up, but --sync-batch-norm needs exact sums; "
+                            "use --sync auto, nccl or peer");
     return STATUS_OK;
 }
 
@@ -1461,6 +1491,7 @@ static enum status fill_train(const struct train_parameters *parameters, const s
                             .mixing = {parameters->mixup, parameters->cutmix},
                             .accumulate = (uint32_t)parameters->accumulate,
                             .checkpoint_activations = parameters->checkpoint_activations,
+                            .sync_batch_norm = parameters->sync_batch_norm,
                             .cudnn_benchmark = parameters->cudnn_benchmark,
                             .memory_limit_bytes = opened->memory_limits};
     if (parameters->generator != GENERATOR_AUTO)
@@ -1602,6 +1633,8 @@ static enum status begin(const struct train_parameters *parameters, struct opene
         TRY(init_take(&from, &opened->model, opened->initial, &opened->init_hash));
         snprintf(opened->init, sizeof opened->init, "%016" PRIx64, opened->init_hash);
     }
+    if (parameters->zero_init_last_gamma)
+        model_zero_last_gamma(&opened->model, opened->initial);
     model_initialise_head(&opened->model, parameters->head_init_scale, parameters->head_init_bias,
                           opened->initial);
     return STATUS_OK;

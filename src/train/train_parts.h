@@ -43,6 +43,7 @@ struct train_parameters {
     bool replicated;          /* a pipeline has several replicas */
     bool memory;
     bool chooses; /* --parallel auto has not chosen yet */
+    bool sync_batch_norm, zero_init_last_gamma;
 };
 
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };

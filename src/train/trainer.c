@@ -95,6 +95,9 @@ static enum status find_mixture(const struct trainer *trainer, const struct mode
                      "CPUs and GPUs add up the values of a tensor in different orders, so their parameters "
                      "would differ with --optimizer lamb and muon and --clip-adaptive; use another "
                      "optimizer, or drop --rank-device")
+           : *mixed && trainer->train.sync_batch_norm
+               ? status_option(STATUS_USAGE, "sync-batch-norm",
+                               ": CPUs and GPUs cannot normalise together; drop it or --rank-device")
            : *mixed && trainer->train.optimizer.clip_norm > 0
                ? status_option(STATUS_USAGE, "clip-norm",
                                ": CPUs and GPUs add up the norm in different orders, so "
@@ -1879,11 +1882,11 @@ enum status trainer_verify(const void *input, const struct variant *variant, voi
     struct train_state states[4] = {{0}};
     bool room = true;
     void *oracle = NULL;
-    if (train->model->normalises && train->ranks > 1)
+    if (train->model->normalises && train->ranks > 1 && !train->sync_batch_norm)
         return status_set(
             STATUS_USAGE,
             "--verify: the ranks normalise over their own samples, but the reference over those of "
-            "all ranks; verify on one rank, or drop --verify");
+            "all ranks; verify on one rank, add --sync-batch-norm, or drop --verify");
     trainer->found = (struct found){0};
     trainer->drawn = UINT32_MAX;
     alone.rank = alone.ranks = alone.share_max = 0;

@@ -61,6 +61,7 @@ struct resnet : device_engine {
     struct vit_sums sums;
     float *partial[2]; /* partial sums of a block's last normalisation and of its shortcut's */
     float *room;       /* of resnet_weights() */
+    float *norm_sums;  /* of struct resnet_shared; NULL: each rank normalises over its own samples */
 
     bf16 *images, *pooled, *means;
     uint8_t *largest;
@@ -352,6 +353,8 @@ static enum status open_learning(struct resnet *resnet)
     });
     allocations->part = MEMORY_WORKSPACE;
     TRY(allocate(allocations, &resnet->room, room));
+    if (train->sync_batch_norm && train->exchange)
+        TRY(allocate(allocations, &resnet->norm_sums, (size_t)2 * RESNET_CHANNELS_MAX));
     allocations->part = MEMORY_ACTIVATIONS;
     for (bf16 **each : {&resnet->out_deltas, &resnet->in_deltas, &resnet->last_deltas, &resnet->mid_deltas,
                         &resnet->first_deltas})
@@ -398,6 +401,34 @@ struct batch_of {
     bool training;
 };
 
+/* Adds up the sums of a normalisation over all ranks. Work that is enqueued afterwards may use them. */
+static enum status add_up_shared(struct resnet *resnet, const struct conv_norm *unit)
+{
+    struct exchange *exchange = resnet->train->exchange;
+    TRY(exchange->method->begin(exchange, resnet->norm_sums, 2 * (size_t)unit->norm.channels,
+                                resnet->stream));
+    return exchange->method->end(exchange, resnet->stream);
+}
+
+static struct resnet_shared shared_of(const struct resnet *resnet, const struct conv_norm *unit,
+                                      const struct batch_of *of)
+{
+    return {rows_of(unit, of->count), rows_of(unit, of->total), resnet->norm_sums};
+}
+
+/* Computes the statistics of a normalisation over the samples of all ranks. */
+static enum status moments_shared(struct resnet *resnet, const struct conv_norm *unit,
+                                  const struct batch_of *of)
+{
+    const struct layer *layer = unit->layer;
+    const struct resnet_shared shared = shared_of(resnet, unit, of);
+    const float *shift = resnet->state.parameters + layer->mean;
+    TRY(resnet_shared_moments_begin(&unit->norm, &shared, resnet_parts(shared.rows), shift, resnet->stream));
+    TRY(add_up_shared(resnet, unit));
+    return resnet_shared_moments_end(&unit->norm, &shared, shift, resnet->gradients + layer->mean,
+                                     resnet->gradients + layer->variance, resnet->stream);
+}
+
 /* Computes a convolution and what its normalisation needs. */
 static enum status unit_forward(struct resnet *resnet, const struct conv_norm *unit, const bf16 *inputs,
                                 const struct batch_of *of)
@@ -409,6 +440,8 @@ static enum status unit_forward(struct resnet *resnet, const struct conv_norm *u
     if (!of->training)
         return resnet_running(&unit->norm, resnet->state.parameters + layer->mean,
                               resnet->state.parameters + layer->variance, resnet->stream);
+    if (resnet->norm_sums)
+        return moments_shared(resnet, unit, of);
     return resnet_moments(&unit->norm, resnet_parts(rows), rows, (float)of->count / (float)of->total,
                           resnet->gradients + layer->mean, resnet->gradients + layer->variance,
                           resnet->stream);
@@ -443,11 +476,19 @@ static struct vit_linear head_of(const struct resnet *resnet, uint32_t count, ui
     return {count, (uint32_t)resnet->head->in_values, resnet->head->out.channels, apart};
 }
 
+/* Adds up the sums of all normalisations, in the order of forward_pass(), on a rank without samples. */
+static enum status forward_idle(struct resnet *resnet, const struct batch_of *of)
+{
+    return each_unit(resnet, [&](const struct conv_norm *unit) { return moments_shared(resnet, unit, of); });
+}
+
 /* Computes the logits of the samples in resnet->images. */
 static enum status forward_pass(struct resnet *resnet, const struct batch_of *of)
 {
     const struct block *last = &resnet->blocks[resnet->block_count - 1];
     const struct vit_linear head = head_of(resnet, of->count, resnet->head->out.channels);
+    if (of->count == 0)
+        return forward_idle(resnet, of);
     TRY(resnet_pack(resnet->packs, resnet->pack_count, resnet->pack_blocks, resnet->parameters,
                     resnet->stream));
     TRY(unit_forward(resnet, &resnet->stem, resnet->images, of));
@@ -467,11 +508,19 @@ static enum status forward_pass(struct resnet *resnet, const struct batch_of *of
 /* Replaces the gradients of a normalisation's outputs by those of its inputs, whose sums are in `parts`
  * parts. Computes the gradients of its parameters. */
 static enum status norm_backward(struct resnet *resnet, const struct conv_norm *unit, uint32_t parts,
-                                 uint32_t count, const bf16 *deltas, bf16 *in_deltas)
+                                 const struct batch_of *of, const bf16 *deltas, bf16 *in_deltas)
 {
-    const size_t rows = rows_of(unit, count);
-    TRY(resnet_slopes(&unit->norm, parts, rows, resnet->gradients + unit->layer->weight,
-                      resnet->gradients + unit->layer->bias, resnet->stream));
+    const size_t rows = rows_of(unit, of->count);
+    float *weight = resnet->gradients + unit->layer->weight, *bias = resnet->gradients + unit->layer->bias;
+    if (resnet->norm_sums) {
+        const struct resnet_shared shared = shared_of(resnet, unit, of);
+        TRY(resnet_shared_slopes_begin(&unit->norm, &shared, parts, weight, bias, resnet->stream));
+        TRY(add_up_shared(resnet, unit));
+        TRY(resnet_shared_slopes_end(&unit->norm, &shared, resnet->stream));
+    } else
+        TRY(resnet_slopes(&unit->norm, parts, rows, weight, bias, resnet->stream));
+    if (of->count == 0)
+        return STATUS_OK;
     return resnet_norm_backward(&unit->norm, rows, deltas, unit->raw, in_deltas, resnet->stream);
 }
 
@@ -495,29 +544,41 @@ static struct resnet_after after_block(const struct block *block, const bf16 *ad
     return after;
 }
 
+/* Adds up the sums of the normalisations of a block, in the order of block_backward(), on a rank without
+ * samples. */
+static enum status block_idle(struct resnet *resnet, const struct block *block, const struct batch_of *of)
+{
+    for (uint32_t u = UNITS; u-- > 0;)
+        TRY(norm_backward(resnet, &block->units[u], 0, of, nullptr, nullptr));
+    return block->shortcut.conv ? norm_backward(resnet, &block->shortcut, 0, of, nullptr, nullptr)
+                                : STATUS_OK;
+}
+
 /* Backward pass of a block. Replaces resnet->out_deltas, the gradients of its outputs, by those of the
  * outputs of the block before it. `*parts` is the number of partial sums that belong to these gradients. */
-static enum status block_backward(struct resnet *resnet, uint32_t index, uint32_t count, uint32_t *parts)
+static enum status block_backward(struct resnet *resnet, uint32_t index, const struct batch_of *of,
+                                  uint32_t *parts)
 {
     struct block *block = &resnet->blocks[index];
     const struct conv_norm *units = block->units, *shortcut = &block->shortcut;
     const struct resnet_after nothing = {};
     const bf16 *added = resnet->out_deltas;
+    const uint32_t count = of->count;
     uint32_t ignored, out_parts = *parts;
-    TRY(norm_backward(resnet, &units[2], out_parts, count, resnet->out_deltas, resnet->last_deltas));
+    TRY(norm_backward(resnet, &units[2], out_parts, of, resnet->out_deltas, resnet->last_deltas));
     TRY(weights_backward(resnet, &units[2], count, units[1].active, resnet->last_deltas));
     const struct resnet_after second = {nullptr, units[1].active, {{&units[1].norm, units[1].raw}, {}}};
     TRY(resnet_inputs(&units[2].shape, count, resnet->last_deltas, units[2].opposite, &second,
                       resnet->mid_deltas, parts, resnet->stream));
-    TRY(norm_backward(resnet, &units[1], *parts, count, resnet->mid_deltas, resnet->mid_deltas));
+    TRY(norm_backward(resnet, &units[1], *parts, of, resnet->mid_deltas, resnet->mid_deltas));
     TRY(weights_backward(resnet, &units[1], count, units[0].active, resnet->mid_deltas));
     const struct resnet_after first = {nullptr, units[0].active, {{&units[0].norm, units[0].raw}, {}}};
     TRY(resnet_inputs(&units[1].shape, count, resnet->mid_deltas, units[1].opposite, &first,
                       resnet->first_deltas, parts, resnet->stream));
-    TRY(norm_backward(resnet, &units[0], *parts, count, resnet->first_deltas, resnet->first_deltas));
+    TRY(norm_backward(resnet, &units[0], *parts, of, resnet->first_deltas, resnet->first_deltas));
     TRY(weights_backward(resnet, &units[0], count, block->inputs, resnet->first_deltas));
     if (shortcut->conv) {
-        TRY(norm_backward(resnet, shortcut, out_parts, count, resnet->out_deltas, resnet->last_deltas));
+        TRY(norm_backward(resnet, shortcut, out_parts, of, resnet->out_deltas, resnet->last_deltas));
         TRY(weights_backward(resnet, shortcut, count, block->inputs, resnet->last_deltas));
         TRY(resnet_inputs(&shortcut->shape, count, resnet->last_deltas, shortcut->opposite, &nothing,
                           resnet->in_deltas, &ignored, resnet->stream));
@@ -552,33 +613,39 @@ static enum status head_backward(struct resnet *resnet, uint32_t count, uint32_t
 }
 
 /* Backward pass of the pooling and the first convolution. */
-static enum status stem_backward(struct resnet *resnet, uint32_t count)
+static enum status stem_backward(struct resnet *resnet, const struct batch_of *of)
 {
+    const uint32_t count = of->count;
     uint32_t parts;
     TRY(resnet_pool_backward(&resnet->pool, count, resnet->out_deltas, resnet->largest, resnet->stem.raw,
                              resnet->last_deltas, &parts, resnet->stream));
-    TRY(norm_backward(resnet, &resnet->stem, parts, count, resnet->last_deltas, resnet->last_deltas));
+    TRY(norm_backward(resnet, &resnet->stem, parts, of, resnet->last_deltas, resnet->last_deltas));
     return weights_backward(resnet, &resnet->stem, count, resnet->images, resnet->last_deltas);
 }
 
 /* Computes and exchanges the gradients of a step. A rank without samples contributes zeros. */
-static enum status backward_pass(struct resnet *resnet, uint32_t count)
+static enum status backward_pass(struct resnet *resnet, const struct batch_of *of)
 {
     const struct model *model = resnet->train->model;
+    const bool idle = of->count == 0;
     size_t end = model->arena_values;
     uint32_t parts = 0;
-    if (count == 0)
+    if (idle)
         CUDA_TRY(cudaMemsetAsync(resnet->gradients, 0, end * sizeof *resnet->gradients, resnet->stream));
     else
-        TRY(head_backward(resnet, count, &parts));
+        TRY(head_backward(resnet, of->count, &parts));
     TRY(device_engine_exchange(resnet, model->layer_count - 2, model->layer_count, &end));
     for (uint32_t i = resnet->block_count; i-- > 0;) {
-        if (count > 0)
-            TRY(block_backward(resnet, i, count, &parts));
+        if (!idle)
+            TRY(block_backward(resnet, i, of, &parts));
+        else if (resnet->norm_sums)
+            TRY(block_idle(resnet, &resnet->blocks[i], of));
         TRY(device_engine_exchange(resnet, resnet->blocks[i].first, resnet->blocks[i].end, &end));
     }
-    if (count > 0)
-        TRY(stem_backward(resnet, count));
+    if (!idle)
+        TRY(stem_backward(resnet, of));
+    else if (resnet->norm_sums)
+        TRY(norm_backward(resnet, &resnet->stem, 0, of, nullptr, nullptr));
     TRY(device_engine_exchange(resnet, 0, STEM, &end));
     return device_engine_exchange_end(resnet);
 }
@@ -590,8 +657,7 @@ static enum status backward_pass(struct resnet *resnet, uint32_t count)
 static enum status record(struct resnet *resnet, const struct batch_of *of, bool back, cudaGraphExec_t *into)
 {
     CUDA_TRY(cudaStreamBeginCapture(resnet->stream, cudaStreamCaptureModeRelaxed));
-    return capture_end(resnet->stream, back ? backward_pass(resnet, of->count) : forward_pass(resnet, of),
-                       into);
+    return capture_end(resnet->stream, back ? backward_pass(resnet, of) : forward_pass(resnet, of), into);
 }
 
 static void graphs_close(struct resnet_graphs *graphs)
@@ -614,7 +680,7 @@ static enum status graphs_for(struct resnet *resnet, const struct batch_of *of, 
     graphs_close(graphs);
     graphs->count = of->count;
     graphs->total = of->total;
-    if (of->count > 0)
+    if (of->count > 0 || resnet->norm_sums)
         TRY(record(resnet, of, false, &graphs->forward));
     return record(resnet, of, true, &graphs->backward);
 }
@@ -656,11 +722,11 @@ static enum status learn_part(struct device_engine *engine, uint32_t epoch, uint
     pass.count = of.count;
     pass.total = of.total;
     TRY(graphs_for(resnet, &of, &graphs));
-    if (of.count > 0) {
+    if (graphs->forward)
         TRY(launch(resnet, graphs->forward));
+    if (of.count > 0)
         TRY(loss_take(resnet->train, resnet->logits, resnet->batch, &pass, number, resnet->logit_deltas,
                       &resnet->losses));
-    }
     return launch(resnet, graphs->backward);
 }
 
@@ -691,6 +757,49 @@ static void resnet_close(void *state)
     vit_multiplier_close(resnet->multiplier);
     device_engine_close(resnet);
     free(resnet);
+}
+
+/* Returns the stored output of a layer in NHWC order; NULL if there is none. */
+static const bf16 *stored_output(struct resnet *resnet, uint32_t layer)
+{
+    const bf16 *found = layer == STEM - 1               ? resnet->pooled
+                        : layer == resnet->mean->number ? resnet->means
+                                                        : nullptr;
+    (void)each_unit(resnet, [&](const struct conv_norm *unit) {
+        if (layer == unit->conv->number)
+            found = unit->raw;
+        if (unit->active && layer == unit->conv->number + 2)
+            found = unit->active;
+        return STATUS_OK;
+    });
+    for (uint32_t i = 0; i < resnet->block_count; i++)
+        if (layer == resnet->blocks[i].end - 1)
+            found = resnet->blocks[i].outputs;
+    return found;
+}
+
+enum status resnet_output(void *state, uint32_t layer, uint32_t count, float *values)
+{
+    struct resnet *resnet = device_engine_as<struct resnet>(state);
+    const struct layer *of = &resnet->train->model->layers[layer];
+    const size_t all = count * of->out_values, channels = of->out.channels,
+                 pixels = of->out_values / channels;
+    CUDA_TRY(cudaStreamSynchronize(resnet->stream));
+    if (of == resnet->head)
+        return CUDA_STATUS(cudaMemcpy(values, resnet->logits, all * sizeof *values, cudaMemcpyDeviceToHost));
+    const bf16 *stored = stored_output(resnet, layer);
+    if (!stored)
+        return status_set(STATUS_UNAVAILABLE, "resnet: the output of %s is not stored", of->name);
+    bf16 *copy = static_cast<bf16 *>(malloc(all * sizeof *copy));
+    TRY(ALLOCATED(copy, "resnet: out of memory"));
+    const enum status status =
+        CUDA_STATUS(cudaMemcpy(copy, stored, all * sizeof *copy, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < all; i++) { /* i: (sample, channel, pixel) */
+        const size_t sample = i / of->out_values, channel = i / pixels % channels, pixel = i % pixels;
+        values[i] = __bfloat162float(copy[(sample * pixels + pixel) * channels + channel]);
+    }
+    free(copy);
+    return status;
 }
 
 static enum status resnet_set(void *state, const struct train_state *from)

@@ -88,6 +88,24 @@ enum status resnet_running(const struct resnet_norm *norm, const float *mean, co
 enum status resnet_slopes(const struct resnet_norm *norm, uint32_t parts, size_t rows, float *weight,
                           float *bias, cudaStream_t stream);
 
+/* A normalisation over the rows of all ranks: begin() writes this rank's part of two sums per channel, in
+ * fp32, the caller adds up `sums` over all ranks, and end() continues as resnet_moments() or resnet_slopes()
+ * with the sums over `all` rows. With `parts` 0, this rank has no rows. `shift` has a value near the mean of
+ * each channel, the same on all ranks: the running mean. resnet_shared_slopes_begin() writes the gradients of
+ * weight and bias of this rank's rows. */
+struct resnet_shared {
+    size_t rows, all; /* of this rank; of all ranks */
+    float *sums;      /* 2 arrays of `channels` values */
+};
+enum status resnet_shared_moments_begin(const struct resnet_norm *norm, const struct resnet_shared *shared,
+                                        uint32_t parts, const float *shift, cudaStream_t stream);
+enum status resnet_shared_moments_end(const struct resnet_norm *norm, const struct resnet_shared *shared,
+                                      const float *shift, float *mean, float *variance, cudaStream_t stream);
+enum status resnet_shared_slopes_begin(const struct resnet_norm *norm, const struct resnet_shared *shared,
+                                       uint32_t parts, float *weight, float *bias, cudaStream_t stream);
+enum status resnet_shared_slopes_end(const struct resnet_norm *norm, const struct resnet_shared *shared,
+                                     cudaStream_t stream);
+
 /* Computes outputs = ReLU(norm(inputs) + shortcut). `shortcut` may be NULL: nothing is added. If `other` is
  * not NULL, it normalises the shortcut first. */
 enum status resnet_apply(const struct resnet_norm *norm, size_t rows, const bf16 *inputs,

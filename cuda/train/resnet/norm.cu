@@ -16,6 +16,8 @@ struct sums_plan {
     double rows;
     float share;           /* forward only */
     float *first, *second; /* forward: mean and variance; backward: gradients of weight and bias */
+    float *sums; /* two arrays of `channels` values that the ranks add up; NULL: normalises over own rows */
+    double all;  /* rows of all ranks */
 };
 
 /* The two sums of a channel. */
@@ -59,6 +61,27 @@ static __device__ __forceinline__ void set_forward(const struct resnet_norm &nor
     values[NORM_INVERSE * channels] = inverse;
 }
 
+/* Writes a rank's share of the gradients of the running statistics; the variance is the unbiased one. */
+static __device__ __forceinline__ void set_statistics(const struct sums_plan &plan, uint32_t channel,
+                                                      double mean, double variance, double rows)
+{
+    plan.first[channel] = (float)(plan.share * mean);
+    plan.second[channel] = (float)(plan.share * variance * rows / (rows > 1 ? rows - 1 : 1));
+}
+
+/* Sets what the gradients of the inputs need from the means of g and of g times the normalised input. */
+static __device__ __forceinline__ void set_backward(const struct resnet_norm &norm, uint32_t channel,
+                                                    double mean, double products)
+{
+    float *values = norm.values + channel;
+    const uint32_t channels = norm.channels;
+    const double scale = values[NORM_SCALE * channels];
+    const double bend = -scale * values[NORM_INVERSE * channels] * products;
+    values[NORM_SLOPE * channels] = (float)scale;
+    values[NORM_BEND * channels] = (float)bend;
+    values[NORM_REST * channels] = (float)(-scale * mean - bend * values[NORM_MEAN * channels]);
+}
+
 static __global__ void __launch_bounds__(SUM_CHANNELS *SUM_LANES) moments_kernel(const struct sums_plan plan)
 {
     const uint32_t lane = threadIdx.x / SUM_CHANNELS;
@@ -69,8 +92,7 @@ static __global__ void __launch_bounds__(SUM_CHANNELS *SUM_LANES) moments_kernel
     const double mean = sums.first / plan.rows, squares = sums.second / plan.rows - mean * mean;
     const double variance = squares < 0 ? 0 : squares; /* keeps NaN */
     set_forward(plan.norm, channel, mean, variance);
-    plan.first[channel] = (float)(plan.share * mean);
-    plan.second[channel] = (float)(plan.share * variance * plan.rows / (plan.rows > 1 ? plan.rows - 1 : 1));
+    set_statistics(plan, channel, mean, variance, plan.rows);
 }
 
 static __global__ void __launch_bounds__(BLOCK)
@@ -90,16 +112,52 @@ static __global__ void __launch_bounds__(SUM_CHANNELS *SUM_LANES) slopes_kernel(
     const struct channel_sums sums = add_up(plan, channel, lane);
     if (lane > 0 || channel >= channels)
         return;
-    float *values = plan.norm.values + channel;
-    const double scale = values[NORM_SCALE * channels], inverse = values[NORM_INVERSE * channels];
+    const float *values = plan.norm.values + channel;
+    const double inverse = values[NORM_INVERSE * channels];
     const double products = inverse * (sums.second - values[NORM_MEAN * channels] * sums.first); /* g x */
-    const double bend = -scale * inverse * products / plan.rows;
     plan.first[channel] = (float)products;
     plan.second[channel] = (float)sums.first;
-    values[NORM_SLOPE * channels] = (float)scale;
-    values[NORM_BEND * channels] = (float)bend;
-    values[NORM_REST * channels] =
-        (float)(-scale * sums.first / plan.rows - bend * values[NORM_MEAN * channels]);
+    if (plan.sums) {
+        plan.sums[channel] = (float)(sums.first / plan.all);
+        plan.sums[channels + channel] = (float)(products / plan.all);
+    } else
+        set_backward(plan.norm, channel, sums.first / plan.rows, products / plan.rows);
+}
+
+/* ---- Sums over all ranks. They are means over all rows, in fp32, of values minus `shift`, which is near
+ * their mean: the difference of the square of a mean and a mean of squares then keeps its digits. ---- */
+
+static __global__ void __launch_bounds__(SUM_CHANNELS *SUM_LANES)
+    shared_sums_kernel(const struct sums_plan plan, const float *shift)
+{
+    const uint32_t lane = threadIdx.x / SUM_CHANNELS, channels = plan.norm.channels;
+    const uint32_t channel = blockIdx.x * SUM_CHANNELS + threadIdx.x % SUM_CHANNELS;
+    const struct channel_sums sums = add_up(plan, channel, lane);
+    if (lane > 0 || channel >= channels)
+        return;
+    const double by = shift[channel];
+    plan.sums[channel] = (float)((sums.first - plan.rows * by) / plan.all);
+    plan.sums[channels + channel] =
+        (float)((sums.second - 2 * by * sums.first + plan.rows * by * by) / plan.all);
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    shared_moments_kernel(const struct sums_plan plan, const float *shift)
+{
+    const uint32_t channel = own_element(), channels = plan.norm.channels;
+    if (channel >= channels)
+        return;
+    const double off = plan.sums[channel], squares = plan.sums[channels + channel] - off * off;
+    const double mean = shift[channel] + off, variance = squares < 0 ? 0 : squares; /* keeps NaN */
+    set_forward(plan.norm, channel, mean, variance);
+    set_statistics(plan, channel, mean, variance, plan.all);
+}
+
+static __global__ void __launch_bounds__(BLOCK) shared_slopes_kernel(const struct sums_plan plan)
+{
+    const uint32_t channel = own_element(), channels = plan.norm.channels;
+    if (channel < channels)
+        set_backward(plan.norm, channel, plan.sums[channel], plan.sums[channels + channel]);
 }
 
 static uint32_t sum_blocks(const struct resnet_norm *norm)
@@ -110,7 +168,7 @@ static uint32_t sum_blocks(const struct resnet_norm *norm)
 enum status resnet_moments(const struct resnet_norm *norm, uint32_t parts, size_t rows, float share,
                            float *mean, float *variance, cudaStream_t stream)
 {
-    const struct sums_plan plan = {*norm, parts, (double)rows, share, mean, variance};
+    const struct sums_plan plan = {*norm, parts, (double)rows, share, mean, variance, nullptr, 0};
     moments_kernel<<<sum_blocks(norm), SUM_CHANNELS * SUM_LANES, 0, stream>>>(plan);
     return CUDA_LAUNCHED("moments_kernel");
 }
@@ -128,6 +186,43 @@ enum status resnet_slopes(const struct resnet_norm *norm, uint32_t parts, size_t
     const struct sums_plan plan = {*norm, parts, (double)rows, 1, weight, bias};
     slopes_kernel<<<sum_blocks(norm), SUM_CHANNELS * SUM_LANES, 0, stream>>>(plan);
     return CUDA_LAUNCHED("slopes_kernel");
+}
+
+enum status resnet_shared_moments_begin(const struct resnet_norm *norm, const struct resnet_shared *shared,
+                                        uint32_t parts, const float *shift, cudaStream_t stream)
+{
+    const struct sums_plan plan = {*norm,   parts,   (double)shared->rows, 0,
+                                   nullptr, nullptr, shared->sums,         (double)shared->all};
+    shared_sums_kernel<<<sum_blocks(norm), SUM_CHANNELS * SUM_LANES, 0, stream>>>(plan, shift);
+    return CUDA_LAUNCHED("shared_sums_kernel");
+}
+
+enum status resnet_shared_moments_end(const struct resnet_norm *norm, const struct resnet_shared *shared,
+                                      const float *shift, float *mean, float *variance, cudaStream_t stream)
+{
+    const struct sums_plan plan = {
+        *norm, 0,        (double)shared->rows, (float)shared->rows / (float)shared->all,
+        mean,  variance, shared->sums,         (double)shared->all};
+    shared_moments_kernel<<<blocks_for(norm->channels), BLOCK, 0, stream>>>(plan, shift);
+    return CUDA_LAUNCHED("shared_moments_kernel");
+}
+
+enum status resnet_shared_slopes_begin(const struct resnet_norm *norm, const struct resnet_shared *shared,
+                                       uint32_t parts, float *weight, float *bias, cudaStream_t stream)
+{
+    const struct sums_plan plan = {*norm,  parts, (double)shared->rows, 0,
+                                   weight, bias,  shared->sums,         (double)shared->all};
+    slopes_kernel<<<sum_blocks(norm), SUM_CHANNELS * SUM_LANES, 0, stream>>>(plan);
+    return CUDA_LAUNCHED("slopes_kernel");
+}
+
+enum status resnet_shared_slopes_end(const struct resnet_norm *norm, const struct resnet_shared *shared,
+                                     cudaStream_t stream)
+{
+    const struct sums_plan plan = {*norm,   0,       (double)shared->rows, 0,
+                                   nullptr, nullptr, shared->sums,         (double)shared->all};
+    shared_slopes_kernel<<<blocks_for(norm->channels), BLOCK, 0, stream>>>(plan);
+    return CUDA_LAUNCHED("shared_slopes_kernel");
 }
 
 /* ---- Forward ---- */
