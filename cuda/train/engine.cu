@@ -84,6 +84,20 @@ static void share_relu(struct device_layer *before, struct device_layer *relu, s
             has_gemm(after->layer) || after->layer->spec.kind == LAYER_POOL;
 }
 
+/* Returns the precision of a layer's GEMMs (--fp32-layers). */
+static enum precision precision_of(const struct layer *layer, enum precision precision)
+{
+    return layer->fp32 ? PRECISION_FP32 : precision;
+}
+
+/* Returns the pass of a layer. */
+static struct pass pass_of(const struct layer *layer, const struct pass *pass)
+{
+    struct pass own = *pass;
+    own.precision = precision_of(layer, pass->precision);
+    return own;
+}
+
 /* Opens layer i; the layers before it must be open. */
 static enum status open_layer(struct network *network, uint32_t i)
 {
@@ -110,7 +124,8 @@ static enum status open_layer(struct network *network, uint32_t i)
     if (layer->spec.kind == LAYER_ADD)
         self->added = self - layer->spec.back;
     const struct layer_passes *by = &network->passes[layer->spec.kind];
-    return by->prepare ? by->prepare(self, network->precision, batch, &network->allocations, network->stream)
+    return by->prepare ? by->prepare(self, precision_of(layer, network->precision), batch,
+                                     &network->allocations, network->stream)
                        : STATUS_OK;
 }
 
@@ -183,7 +198,7 @@ static enum status open_learning(struct network *network)
         TRY(allocate_zeros(&network->allocations, &network->added, train->model->arena_values,
                            network->stream));
     if (network->precision == PRECISION_FP16)
-        TRY(allocate_zeros(&network->allocations, &network->losses.scale, 1, network->stream));
+        TRY(scaling_open(train->model, &network->allocations, &network->losses.scale, network->stream));
     network->tensors.tensor_cores = network->precision != PRECISION_FP32;
     return device_engine_open_learning(network);
 }
@@ -254,8 +269,11 @@ static struct device_layer *network_last_layer(const struct network *network)
 
 static enum status network_forward(struct network *network, const struct pass *pass)
 {
-    for (uint32_t i = 0; i < network->train->model->layer_count; i++)
-        TRY(network->passes[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
+    for (uint32_t i = 0; i < network->train->model->layer_count; i++) {
+        const struct device_layer *self = &network->layers[i];
+        const struct pass own = pass_of(self->layer, pass);
+        TRY(network->passes[self->layer->spec.kind].forward(self, &own));
+    }
     return STATUS_OK;
 }
 
@@ -269,7 +287,8 @@ static enum status network_backward_layer(struct network *network, const struct 
     if (shared && self->layer->spec.kind == LAYER_POOL) /* pooling writes nothing outside its windows */
         CUDA_TRY(cudaMemsetAsync(
             self->in_delta, 0, pass->count * self->layer->in_values * sizeof *self->in_delta, pass->stream));
-    TRY(network->passes[self->layer->spec.kind].backward(self, pass));
+    const struct pass own = pass_of(self->layer, pass);
+    TRY(network->passes[self->layer->spec.kind].backward(self, &own));
     return shared ? added_backward(self - 1, network_last_layer(network) + 1, pass) : STATUS_OK;
 }
 
@@ -327,19 +346,6 @@ static enum status learn_part(struct device_engine *engine, uint32_t epoch, uint
     return index > 0
                ? values_add(network->added, train->model->arena_values, network->gradients, network->stream)
                : STATUS_OK;
-}
-
-/* With loss scaling, the device decides whether to apply the update. */
-static enum status network_update(struct device_engine *network, const struct update *update)
-{
-    const struct train *train = network->train;
-    size_t values = train->model->arena_values;
-    struct device_scale *scale = network->losses.scale;
-    RANGE(UPDATE);
-    if (scale)
-        TRY(scaling_unscale(scale, values, network->gradients, network->stream));
-    TRY(device_engine_update(network, update, nullptr));
-    return scale ? scaling_step(&train->scaling, scale, network->stream) : STATUS_OK;
 }
 
 static enum status infer(struct device_engine *engine, uint32_t count, const float **logits)
@@ -412,8 +418,10 @@ static enum status stage_gradients(struct network *network, const struct pass *p
         const struct device_layer *self = &network->layers[i];
         if (pass->of & GRADIENTS_OF_INPUTS)
             TRY(network_backward_layer(network, self, pass));
-        else if (self->layer->weight_values > 0)
-            TRY(network->passes[self->layer->spec.kind].backward(self, pass));
+        else if (self->layer->weight_values > 0) {
+            const struct pass own = pass_of(self->layer, pass);
+            TRY(network->passes[self->layer->spec.kind].backward(self, &own));
+        }
     }
     return STATUS_OK;
 }
@@ -448,7 +456,7 @@ static enum status stage_update(void *state, uint64_t step)
     const struct train *train = network->train;
     const struct update update = optimizer_at(&train->optimizer, &train->schedule, step);
     CUDA_TRY(cudaSetDevice(network->device));
-    TRY(network_update(network, &update));
+    TRY(device_engine_update(network, &update));
     TRY(device_progress_step(&network->progress, network->losses.totals, 1, network->stream));
     return finish(network);
 }
@@ -473,7 +481,7 @@ static const struct stage_functions cuda_stages = {.live = false,
 /* ---- The engines ---- */
 
 static const struct device_engine_functions functions = {
-    .gather = gather, .learn_part = learn_part, .update = network_update, .infer = infer};
+    .gather = gather, .learn_part = learn_part, .update = device_engine_update, .infer = infer};
 
 /* Opens a network whose convolutions are computed by CONV, and whose GEMMs have PRECISION. */
 template <const struct layer_passes *CONV, enum precision PRECISION>
@@ -491,6 +499,11 @@ static enum status cuda_accepts(const struct train *train)
 {
     TRY(model_refuse_batch_norm(train->model));
     return model_refuse_transformer(train->model);
+}
+
+static enum fp32_layer keeps_fp32(const struct layer *layer)
+{
+    return has_gemm(layer) ? FP32_CHOSEN : FP32_ALWAYS;
 }
 
 #define OWN_CONV (&own_passes[LAYER_CONV])
@@ -515,6 +528,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
             .accepts = cuda_accepts,
+            .keeps_fp32 = PRECISION == PRECISION_FP32 ? nullptr : keeps_fp32,
             .stages = CONV == OWN_CONV && PRECISION != PRECISION_FP16 ? &cuda_stages : nullptr,
             .open = cuda_open<CONV, PRECISION>,
             .close = network_close,
@@ -524,6 +538,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .totals = device_engine_totals,
             .progress = device_engine_progress,
             .gradients = device_engine_gradients,
+            .overflows = PRECISION == PRECISION_FP16 ? device_engine_overflows : nullptr,
             .evaluate = device_engine_evaluate,
             .memory_bytes = device_engine_memory_bytes};
 }

@@ -9,15 +9,45 @@
 
 /* ---- Loss scaling ---- */
 
-/* Several threads may set `overflowed`; all write the same value. */
+enum status scaling_open(const struct model *model, struct allocations *allocations,
+                         struct device_scale **scale, cudaStream_t stream)
+{
+    struct device_scale own = {};
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].weight_values > 0) {
+            own.numbers[own.count] = i;
+            own.firsts[own.count++] = (uint32_t)model->layers[i].weight;
+        }
+    TRY(allocate_copy(allocations, scale, &own, sizeof own, stream));
+    return CUDA_STATUS(cudaStreamSynchronize(stream));
+}
+
+/* Returns the number of the layer that has parameter i. */
+static __device__ uint32_t layer_at(const struct device_scale *scale, size_t i)
+{
+    uint32_t begin = 0, end = scale->count;
+    while (end - begin > 1) {
+        const uint32_t middle = (begin + end) / 2;
+        if (scale->firsts[middle] <= i)
+            begin = middle;
+        else
+            end = middle;
+    }
+    return scale->numbers[begin];
+}
+
+/* The check before atomicMax() saves most of these operations when all gradients have overflowed. */
 static __global__ void unscale_kernel(struct device_scale *scale, size_t values, float *gradients)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
     if (i >= values)
         return;
     float gradient = gradients[i];
-    if (!isfinite(gradient))
-        scale->overflowed = true;
+    if (!isfinite(gradient)) {
+        const uint32_t layer = layer_at(scale, i) + 1;
+        if (layer > *static_cast<volatile uint32_t *>(&scale->overflowed))
+            atomicMax(&scale->overflowed, layer);
+    }
     gradients[i] = gradient / scale->now.scale;
 }
 
@@ -29,9 +59,11 @@ enum status scaling_unscale(struct device_scale *scale, size_t values, float *gr
 
 static __global__ void scale_kernel(const struct loss_scale_rule rule, struct device_scale *scale)
 {
-    scale->skipped += scale->overflowed;
-    loss_scale_step(&rule, &scale->now, scale->overflowed);
-    scale->overflowed = false;
+    scale->skipped += scale->overflowed > 0;
+    if (scale->overflowed > 0)
+        scale->steps[scale->overflowed - 1]++;
+    loss_scale_step(&rule, &scale->now, scale->overflowed > 0);
+    scale->overflowed = 0;
 }
 
 enum status scaling_step(const struct loss_scale_rule *rule, struct device_scale *scale, cudaStream_t stream)
@@ -531,8 +563,10 @@ static __global__ void __launch_bounds__(BLOCK)
         averages[i] = average;
     }
     if (extras.rounded)
-        reinterpret_cast<uint2 *>(extras.rounded)[i] = {pack(parameter.x, parameter.y),
-                                                        pack(parameter.z, parameter.w)};
+        static_cast<uint2 *>(extras.rounded)[i] =
+            extras.to_fp16
+                ? uint2{pack<fp16>(parameter.x, parameter.y), pack<fp16>(parameter.z, parameter.w)}
+                : uint2{pack<bf16>(parameter.x, parameter.y), pack<bf16>(parameter.z, parameter.w)};
 }
 
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,

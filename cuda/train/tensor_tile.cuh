@@ -3,8 +3,6 @@
 #ifndef FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 #define FDSL_CUDA_TRAIN_TENSOR_TILE_CUH
 
-#include <type_traits>
-
 #include "train/mma.cuh"
 #include "train/multiply.cuh"
 
@@ -17,10 +15,7 @@ template <class Value> struct as_16_bits {
 
     static __device__ __forceinline__ uint32_t pair(float low, float high)
     {
-        if constexpr (std::is_same<Value, __nv_bfloat16>::value)
-            return ::pack(low, high);
-        __half2 both = __floats2half2_rn(low, high);
-        return *reinterpret_cast<uint32_t *>(&both);
+        return ::pack<Value>(low, high);
     }
     static __device__ __forceinline__ uint4 pack(const float values[UNIT])
     {

@@ -38,6 +38,7 @@ struct train_parameters {
         cudnn_benchmark;
     int init_ema; /* enum init_ema */
     bool ema_warmup, bce_sum;
+    const char *fp32_layers; /* NULL: not given */
 };
 
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };
