@@ -45,9 +45,11 @@ static __device__ __forceinline__ float2 pair_at(const struct forward_plan<T> &p
 }
 
 /* Each warp normalises one row. Lane l has up to PAIRS pairs of this row: l, l + 32, ... The moments are
- * computed from the rounded sums, because the backward pass reads the rounded sums. */
+ * computed from the rounded sums, because the backward pass reads the rounded sums. With up to 6 pairs, 32
+ * registers suffice, so 8 blocks fill a multiprocessor. */
 template <class T, int PAIRS, enum source SOURCE>
-static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward_plan<T> plan)
+static __global__ void __launch_bounds__(BLOCK, PAIRS <= 6 ? 8 : 1)
+    norm_kernel(const struct forward_plan<T> plan)
 {
     const struct vit_rows &rows = plan.norm.rows;
     const uint32_t row = own_element() / 32, lane = threadIdx.x % 32, pairs = rows.width / 2;
