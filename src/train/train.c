@@ -160,7 +160,8 @@ static const struct option_spec options[] = {
     {"bce-pos-weight", "W", OPTION_REAL, AT(bce_pos_weight), .minimum = 1e-6, .maximum = 1e6,
      .column = COLUMN, .help = "weight of the right class in --loss bce (default: 1)"},
     {"loss-scale", "S", OPTION_REAL, AT(loss_scale), .minimum = LOSS_SCALE_LEAST, .maximum = LOSS_SCALE_MOST,
-     .column = COLUMN, .help = "first scale of the loss (only variants in fp16, train-*amp; default: 65536)"},
+     .column = COLUMN,
+     .help = "first scale of the loss (only train-amp, train-vit-amp and train-resnet-amp; default: 65536)"},
     {"loss-scale-growth", "G", OPTION_REAL, AT(loss_scale_growth), .minimum = 1.0001, .maximum = 1024,
      .column = COLUMN,
      .help = "factor of the loss scale after --loss-scale-interval steps without overflow (default: 2)"},
@@ -170,9 +171,8 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "steps without overflow after which the loss scale grows (default: 2000)"},
     {"fp32-layers", "NAME,...", OPTION_TEXT, AT(fp32_layers), .column = COLUMN,
      .help =
-         "compute these layers in fp32: names or patterns such as conv*, of all layers with parameters for "
-         "train-amp, train-bf16 and train-tf32; of head and patch_embed* for train-vit and train-vit-amp; "
-         "of fc for train-resnet and train-resnet-amp. Column overflow_layers shows which layers overflow"},
+         "compute these layers in fp32: names, or patterns such as conv*. Variants in TF32 and 16 bits list "
+         "the layers that they can compute in fp32; column overflow_layers has those that overflow"},
     {"drop-path", "RATE", OPTION_REAL, AT(drop_path), .maximum = 0.99, .column = COLUMN,
      .help = "rate of stochastic depth in the last block of a transformer; it rises linearly from 0 in the "
              "first block (default: the network's own rate)"},
