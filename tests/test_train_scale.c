@@ -250,6 +250,31 @@ Test(layer_precision, engines_refuse_layers_by_name)
     }
 }
 
+/* Every parameter must be found in the layer that its tensor is named after. */
+Test(layer_precision, parameters_are_found_in_their_layers)
+{
+    static const char *const names[] = {"lenet", "vit-micro", "resnet-micro", "logreg"};
+    struct layer_places places;
+    struct model model;
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        const struct model_table *table = model_tables;
+        while (strcmp(table->name, names[n]) != 0)
+            table++;
+        must(model_build(table, (struct shape){1, 1, 28, 28}, 4, &model));
+        layer_places_of(&model, &places);
+        for (uint32_t t = 0; t < model.tensor_count; t++) {
+            const struct model_tensor *tensor = &model.tensors[t];
+            for (size_t i = 0; !tensor->is_statistic && i < tensor->values; i += i % 5 + 1) {
+                const char *layer = model.layers[layer_places_find(&places, tensor->first + i)].name;
+                const bool tokens =
+                    strcmp(tensor->name, "pos_embed") == 0 || strcmp(tensor->name, "cls_token") == 0;
+                cr_assert(tokens || strncmp(tensor->name, layer, strlen(layer)) == 0, "%s[%zu] is in %s",
+                          tensor->name, i, layer);
+            }
+        }
+    }
+}
+
 Test(layer_precision, overflows_are_listed_by_number)
 {
     const struct model model = lenet();

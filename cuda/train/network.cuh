@@ -10,6 +10,7 @@
 #include "common/check.cuh"
 #include "core/status.h"
 #include "train/engine.h"
+#include "train/layer_precision.h"
 #include "train/operands.cuh"
 #include "train/loss.h"
 
@@ -296,8 +297,7 @@ struct device_scale {
      * Otherwise 0. */
     uint32_t overflowed;
     uint32_t skipped; /* steps skipped since the last totals() */
-    /* The layers that have parameters: their numbers, and the offsets of their first parameters. */
-    uint32_t count, numbers[MODEL_LAYERS_MAX], firsts[MODEL_LAYERS_MAX];
+    struct layer_places places;
     uint32_t steps[MODEL_LAYERS_MAX]; /* per layer of the table: skipped steps whose overflow began there */
 };
 

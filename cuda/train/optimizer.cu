@@ -13,27 +13,9 @@ enum status scaling_open(const struct model *model, struct allocations *allocati
                          struct device_scale **scale, cudaStream_t stream)
 {
     struct device_scale own = {};
-    for (uint32_t i = 0; i < model->layer_count; i++)
-        if (model->layers[i].weight_values > 0) {
-            own.numbers[own.count] = i;
-            own.firsts[own.count++] = (uint32_t)model->layers[i].weight;
-        }
+    layer_places_of(model, &own.places);
     TRY(allocate_copy(allocations, scale, &own, sizeof own, stream));
     return CUDA_STATUS(cudaStreamSynchronize(stream));
-}
-
-/* Returns the number of the layer that has parameter i. */
-static __device__ uint32_t layer_at(const struct device_scale *scale, size_t i)
-{
-    uint32_t begin = 0, end = scale->count;
-    while (end - begin > 1) {
-        const uint32_t middle = (begin + end) / 2;
-        if (scale->firsts[middle] <= i)
-            begin = middle;
-        else
-            end = middle;
-    }
-    return scale->numbers[begin];
 }
 
 /* The check before atomicMax() saves most of these operations when all gradients have overflowed. */
@@ -44,7 +26,7 @@ static __global__ void unscale_kernel(struct device_scale *scale, size_t values,
         return;
     float gradient = gradients[i];
     if (!isfinite(gradient)) {
-        const uint32_t layer = layer_at(scale, i) + 1;
+        const uint32_t layer = layer_places_find(&scale->places, i) + 1;
         if (layer > *static_cast<volatile uint32_t *>(&scale->overflowed))
             atomicMax(&scale->overflowed, layer);
     }

@@ -3,6 +3,7 @@
 #ifndef FDSL_TRAIN_LAYER_PRECISION_H
 #define FDSL_TRAIN_LAYER_PRECISION_H
 
+#include "core/portable.h"
 #include "train/engine.h"
 
 /* Sets layer.fp32 of the layers that have parameters and whose names match one of the patterns, which are
@@ -13,6 +14,36 @@ enum status layer_precision_choose(const char *patterns, struct model *model);
  * for at least one of them; otherwise STATUS_USAGE with a reason that calls the engine "it". Also STATUS_OK
  * if no layer has layer.fp32. */
 enum status layer_precision_accepts(const struct engine *engine, const struct model *model);
+
+/* The layers that have parameters, in the order of the arena: their numbers in the model's table, and the
+ * offsets of their first parameters. */
+struct layer_places {
+    uint32_t count, numbers[MODEL_LAYERS_MAX], firsts[MODEL_LAYERS_MAX];
+};
+
+static inline void layer_places_of(const struct model *model, struct layer_places *places)
+{
+    places->count = 0;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].weight_values > 0) {
+            places->numbers[places->count] = i;
+            places->firsts[places->count++] = (uint32_t)model->layers[i].weight;
+        }
+}
+
+/* Returns the number of the layer that has parameter `at` of the arena. There must be one. */
+FDSL_HD uint32_t layer_places_find(const struct layer_places *places, size_t at)
+{
+    uint32_t begin = 0, end = places->count;
+    while (end - begin > 1) {
+        const uint32_t middle = (begin + end) / 2;
+        if (places->firsts[middle] <= at)
+            begin = middle;
+        else
+            end = middle;
+    }
+    return places->numbers[begin];
+}
 
 #define LAYER_OVERFLOWS_MAX  8 /* layers in a text */
 #define LAYER_OVERFLOWS_TEXT (LAYER_OVERFLOWS_MAX * (LAYER_NAME_MAX + 12))

@@ -72,8 +72,9 @@ static enum status launch(enum ending ending, struct conv_plan<T> *plan, cudaStr
 }
 
 template <class T>
-static struct conv_plan<T> plan_of(const struct conv_pass *pass, uint32_t samples, const T *source,
-                                   const T *weights, T *result) {
+static conv_plan<T> plan_of(const struct conv_pass *pass, uint32_t samples, const T *source, const T *weights,
+                            T *result)
+{
     struct conv_plan<T> plan = {
     };
     plan.pass = *pass;

@@ -251,7 +251,7 @@ static __device__ __forceinline__ void finish(const struct conv_plan<T> &plan, u
 }
 
 /* MULTIPLIER multiplies the stages, and holds the sums of a thread: start() begins with a stage, end() waits
- * for it, and store() writes the sums to shared memory, rounded to bf16. */
+ * for it, and store() writes the sums to shared memory, rounded to T. */
 template <class T, class MULTIPLIER, int COLUMNS, enum ending ENDING>
 static __global__ void __launch_bounds__(THREADS, 2)
     conv_kernel(const __grid_constant__ struct conv_plan<T> plan)

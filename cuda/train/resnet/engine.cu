@@ -77,12 +77,13 @@ template <class T> struct resnet : device_engine {
     struct resnet_graphs graphs[GRAPHS];
 };
 
-template <class T> static struct resnet<T> *resnet_of(struct device_engine *engine) {
+template <class T> static resnet<T> *resnet_of(struct device_engine *engine)
+{
     return static_cast<struct resnet<T> *>(engine);
 }
 
-template <class T>
-static struct resnet<T> *resnet_at(void *state) {
+template <class T> static resnet<T> *resnet_at(void *state)
+{
     return device_engine_as<struct resnet<T>>(state);
 }
 
@@ -454,7 +455,8 @@ template <class T> static uint32_t mean_pixels(const struct resnet<T> *resnet)
     return resnet->mean->in.height * resnet->mean->in.width;
 }
 
-template <class T> static struct vit_head<T> head_of(const struct resnet<T> *resnet, uint32_t count) {
+template <class T> static vit_head<T> head_of(const struct resnet<T> *resnet, uint32_t count)
+{
     const struct layer *head = resnet->head;
     const float *parameters = resnet->state.parameters;
     return {{count, (uint32_t)head->in_values, head->out.channels, head->out.channels},
@@ -467,8 +469,7 @@ template <class T> static struct vit_head<T> head_of(const struct resnet<T> *res
 }
 
 /* Computes the logits of the samples in resnet->images. */
-template <class T>
-static enum status forward_pass(struct resnet<T> *resnet, const struct batch_of *of)
+template <class T> static enum status forward_pass(struct resnet<T> *resnet, const struct batch_of *of)
 {
     const struct block<T> *last = &resnet->blocks[resnet->block_count - 1];
     const struct vit_head<T> head = head_of<T>(resnet, of->count);
@@ -510,7 +511,8 @@ static enum status weights_backward(struct resnet<T> *resnet, const struct conv_
 
 /* Returns what happens to the gradient of the outputs of a block: the mask of its ReLU, and the sums of the
  * normalisations before the addition. */
-template <class T> static struct resnet_after<T> after_block(const struct block<T> *block, const T *added) {
+template <class T> static resnet_after<T> after_block(const struct block<T> *block, const T *added)
+{
     const struct conv_norm<T> *last = &block->units[UNITS - 1], *shortcut = &block->shortcut;
     struct resnet_after<T> after = {
         added, block->outputs,

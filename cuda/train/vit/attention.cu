@@ -323,8 +323,9 @@ template <class T, int DEPTH> struct room {
 
 /* `lines` has space for 2 * span rows, and `numbers` for the other arrays. */
 template <class T, int DEPTH>
-static __device__ __forceinline__ struct room<T, DEPTH> room_of(struct line<T, DEPTH> *lines, float *numbers,
-                                                                uint32_t span) {
+static __device__ __forceinline__ room<T, DEPTH> room_of(struct line<T, DEPTH> *lines, float *numbers,
+                                                         uint32_t span)
+{
     struct room<T, DEPTH> room;
     room.one = lines;
     room.other = lines + span;

@@ -49,15 +49,15 @@ static __device__ __forceinline__ float row_sum(float value)
 }
 
 template <class T>
-static __device__ struct head<T> head_of(const T *rows, uint32_t tokens, uint32_t width, uint32_t sample,
-                                         uint32_t depth, uint32_t number) {
+static __device__ head<T> head_of(const T *rows, uint32_t tokens, uint32_t width, uint32_t sample,
+                                  uint32_t depth, uint32_t number)
+{
     const T *first = rows + (size_t)sample * tokens * 3 * width + number * depth;
     return {first, first + width, first + 2 * width, tokens, (size_t)3 * width};
 }
 
 /* Returns the maximum over the 4 lanes that hold a row. */
-static __device__ __forceinline__ float
-row_max(float value)
+static __device__ __forceinline__ float row_max(float value)
 {
     value = fmaxf(value, __shfl_xor_sync(~0u, value, 1));
     return fmaxf(value, __shfl_xor_sync(~0u, value, 2));

@@ -195,7 +195,8 @@ static __device__ __forceinline__ size_t value_at(const struct back_plan<T> &pla
 }
 
 template <class T>
-static __device__ __forceinline__ struct head<T> head_at(const struct back_plan<T> &plan, uint32_t sample) {
+static __device__ __forceinline__ head<T> head_at(const struct back_plan<T> &plan, uint32_t sample)
+{
     return head_of<T>(plan.rows, plan.tokens, plan.width, sample, DEPTH, blockIdx.x);
 }
 

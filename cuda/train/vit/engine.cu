@@ -86,19 +86,19 @@ template <class T> static uint32_t hidden_width(const struct vit<T> *vit)
     return vit->blocks[0].fc1->out.width;
 }
 
-template <class T> static struct vit<T> *vit_of(struct device_engine *engine) {
+template <class T> static vit<T> *vit_of(struct device_engine *engine)
+{
     return static_cast<struct vit<T> *>(engine);
 }
 
-template <class T>
-static struct vit<T> *vit_at(void *state) {
+template <class T> static vit<T> *vit_at(void *state)
+{
     return device_engine_as<struct vit<T>>(state);
 }
 
 /* ---- Supported networks ---- */
 
-static bool
-is_block(const struct layer *layer)
+static bool is_block(const struct layer *layer)
 {
     static const enum layer_kind kinds[BLOCK_LAYERS] = {
         LAYER_NORM, LAYER_TOKEN_LINEAR, LAYER_ATTENTION, LAYER_TOKEN_LINEAR, LAYER_DROP_PATH, LAYER_ADD,
@@ -385,8 +385,9 @@ static enum status linear_forward(struct vit<T> *vit, const struct layer *layer,
 }
 
 template <class T>
-static struct vit_norm<T> norm_of(const struct vit<T> *vit, const struct layer *layer, uint32_t count,
-                                  const float *factors, T *sums, T *outputs, struct vit_moments *moments) {
+static vit_norm<T> norm_of(const struct vit<T> *vit, const struct layer *layer, uint32_t count,
+                           const float *factors, T *sums, T *outputs, struct vit_moments *moments)
+{
     return {.rows = rows_of<T>(vit, count),
             .first_tokens = false,
             .factors = factors,
@@ -401,21 +402,23 @@ static struct vit_norm<T> norm_of(const struct vit<T> *vit, const struct layer *
  * of the last normalisation. The arguments include the factors of stochastic depth of the branch before the
  * normalisation. */
 template <class T>
-static struct vit_norm<T> norm1_of(const struct vit<T> *vit, uint32_t i, uint32_t count, bool training) {
+static vit_norm<T> norm1_of(const struct vit<T> *vit, uint32_t i, uint32_t count, bool training)
+{
     const struct vit_block<T> *block = &vit->blocks[i];
-    return norm_of<T>(vit, block->norm1, count, training &&i > 0 ? block[-1].factors2 : nullptr, block->sums1,
-                      block->saved.norms1, block->saved.moments1);
+    return norm_of<T>(vit, block->norm1, count, training && i > 0 ? block[-1].factors2 : nullptr,
+                      block->sums1, block->saved.norms1, block->saved.moments1);
 }
 
 template <class T>
-static struct vit_norm<T> norm2_of(const struct vit<T> *vit, uint32_t i, uint32_t count, bool training) {
+static vit_norm<T> norm2_of(const struct vit<T> *vit, uint32_t i, uint32_t count, bool training)
+{
     const struct vit_block<T> *block = &vit->blocks[i];
     return norm_of<T>(vit, block->norm2, count, training ? block->factors1 : nullptr, block->saved.sums2,
                       block->saved.norms2, block->saved.moments2);
 }
 
-template <class T>
-static struct vit_norm<T> last_norm_of(const struct vit<T> *vit, uint32_t count, bool training) {
+template <class T> static vit_norm<T> last_norm_of(const struct vit<T> *vit, uint32_t count, bool training)
+{
     const struct vit_block<T> *last = &vit->blocks[vit->block_count - 1];
     struct vit_norm<T> norm = norm_of<T>(vit, vit->last_norm, count, training ? last->factors2 : nullptr,
                                          vit->class_sums, vit->class_norms, vit->class_moments);
@@ -424,8 +427,9 @@ static struct vit_norm<T> last_norm_of(const struct vit<T> *vit, uint32_t count,
 }
 
 template <class T>
-static struct vit_attention<T> attention_of(const struct vit<T> *vit, const struct vit_block<T> *block,
-                                            uint32_t count) {
+static vit_attention<T> attention_of(const struct vit<T> *vit, const struct vit_block<T> *block,
+                                     uint32_t count)
+{
     return {rows_of<T>(vit, count), vit->heads, block->saved.qkv, block->saved.mixed, block->saved.logs};
 }
 
@@ -448,7 +452,8 @@ static enum status block_forward(struct vit<T> *vit, uint32_t i, uint32_t count,
     return linear_forward<T>(vit, block->fc2, rows, saved->active, vit->branch);
 }
 
-template <class T> static struct vit_head<T> head_of(const struct vit<T> *vit, uint32_t count) {
+template <class T> static vit_head<T> head_of(const struct vit<T> *vit, uint32_t count)
+{
     const float *parameters = vit->state.parameters;
     return {linear_of(vit->head, count),
             vit->logit_apart,
@@ -460,8 +465,7 @@ template <class T> static struct vit_head<T> head_of(const struct vit<T> *vit, u
 }
 
 /* Computes the outputs of the patch layer in vit->branch. */
-template <class T>
-static enum status patches_forward(struct vit<T> *vit, uint32_t rows)
+template <class T> static enum status patches_forward(struct vit<T> *vit, uint32_t rows)
 {
     const struct vit_linear linear = linear_of(vit->patch_layer, rows);
     const float *parameters = vit->state.parameters;
