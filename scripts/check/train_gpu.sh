@@ -325,6 +325,13 @@ if [[ $engine == *amp ]]; then
     check 'loss scaling with other constants' scaled
     check 'overflows are skipped and named' overflowed
 fi
+layers='conv*'
+[[ $family != vit ]] || layers=head,patch_embed*
+[[ $family != resnet ]] || layers=fc
+[[ $engine == cuda ]] || check "--fp32-layers $layers, compared with the reference" "$bench" --variant "train-$engine" --verify --model "$small" \
+    --data digits --train-size 200 --test-size 50 --batch 16 --epochs 1 --fp32-layers "$layers"
+[[ ! $family =~ ^(vit|resnet)$ ]] || check '--fp32-layers refuses other layers by name' fails_with 2 '--fp32-layers may name' \
+    "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 200 --test-size 50 --batch 16 --fp32-layers '*'
 within=(--data digits --train-size 5000 --test-size 100 --batch 16 --shift 2)
 killed_within_an_epoch() { # name, variant, model, options: checks that checkpoints, tests and kills within epochs change no bits
     local run=("$bench" --variant "$2" --model "$3" "${within[@]}" --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
