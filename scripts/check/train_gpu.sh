@@ -326,8 +326,8 @@ if [[ $engine == *amp ]]; then
     check 'overflows are skipped and named' overflowed
 fi
 layers='conv*'
-[[ $family != vit ]] || layers=head,patch_embed*
-[[ $family != resnet ]] || layers=fc
+[[ $family != vit ]] || layers='head,patch_embed*'
+[[ $family != resnet ]] || layers='fc'
 [[ $engine == cuda ]] || check "--fp32-layers $layers, compared with the reference" "$bench" --variant "train-$engine" --verify --model "$small" \
     --data digits --train-size 200 --test-size 50 --batch 16 --epochs 1 --fp32-layers "$layers"
 [[ ! $family =~ ^(vit|resnet)$ ]] || check '--fp32-layers refuses other layers by name' fails_with 2 '--fp32-layers may name' \
