@@ -68,9 +68,9 @@ enum status layer_precision_accepts(const struct engine *engine, const struct mo
             continue;
         if (!engine->keeps_fp32)
             return status_set(STATUS_USAGE,
-                              "it has one precision for all layers; drop --fp32-layers, or use train-amp, "
-                              "train-bf16 or train-tf32, with a vit-* train-vit or train-vit-amp, with a "
-                              "resnet* train-resnet or train-resnet-amp");
+                              "it has one precision for all layers; drop --fp32-layers, or use train-bf16, "
+                              "train-amp or train-tf32 (for vit-* train-vit or train-vit-amp, for resnet* "
+                              "train-resnet or train-resnet-amp)");
         first = first ? first : layer;
         changes |= engine->keeps_fp32(layer) == FP32_CHOSEN;
         if (engine->keeps_fp32(layer) == FP32_NEVER) {
@@ -114,6 +114,6 @@ void layer_overflows_say(const struct model *model, const uint32_t *steps)
     if (all > 0)
         status_say("%u step%s skipped because gradients overflowed; skipped steps per layer in which the "
                    "overflow began: %s "
-                   "(if they go on, keep such a layer in fp32 with --fp32-layers)",
+                   "(if this goes on, compute such a layer in fp32: --fp32-layers)",
                    all, all == 1 ? " was" : "s were", text);
 }
