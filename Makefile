@@ -227,7 +227,7 @@ report-parts:
 	  '$(call mark,CRYPTO) libcrypto $(if $(call on,CRYPTO),,no md5 in the wids index, no signed requests to S3)' \
 	  '$(call mark,URING) liburing  $(if $(call on,URING),,files-uring and shards-uring are left out)' \
 	  '$(call mark,HWLOC) hwloc     $(if $(call on,HWLOC),,cores are read from /proc)' \
-	  '$(call mark,CUBLAS) cuBLAS    $(if $(call on,CUBLAS),,train-vit, train-resnet and their infer-* are left out)' \
+	  '$(call mark,CUBLAS) cuBLAS    $(if $(call on,CUBLAS),,train-vit*, train-resnet* and their infer-* are left out)' \
 	  '$(call mark,CUDNN) cuDNN     $(if $(call on,CUDNN),,train-cudnn and train-cudnn-tf32 are left out)' \
 	  '$(call mark,NCCL) NCCL      $(if $(call on,NCCL),,methods and variants named nccl are left out)' \
 	  '$(call mark,NVJPEG) nvJPEG    $(if $(call on,NVJPEG),,shards-gpu decodes JPEG files on the CPU)' \
@@ -435,7 +435,7 @@ check-gpu: all lib $(GPU_TESTS)
 	@scripts/check/gpu.sh
 	@scripts/check/profile_gpu.sh
 	@PYTHONPATH=python FDSL_LIBRARY=$(abspath $(BUILD)/lib/libfdsl.so) python3 -m pytest -s python/tests/test_gpu.py python/tests/test_gpu_full.py python/tests/test_gpu_loader.py python/tests/test_trainer_gpu.py
-	@for engine in cuda tf32 bf16 amp vit resnet; do scripts/check/train_gpu.sh --engine $$engine || exit; done
+	@for engine in cuda tf32 bf16 amp vit vit-amp resnet resnet-amp; do scripts/check/train_gpu.sh --engine $$engine || exit; done
 
 # Runs only the tests of the Python package, with the interpreter PYTHON. If it has no PyTorch 2.1 or newer, installs one in
 # build/python.

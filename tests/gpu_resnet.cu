@@ -11,6 +11,7 @@
 #include "gpu_learner.cuh"
 
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include "core/philox.h"
@@ -36,7 +37,7 @@ template <class T> struct array {
     explicit array(size_t count) : host(count)
     {
         must(cudaMalloc(&device, (count + GUARD) * sizeof(T)));
-        must(cudaMemset(device, 0xff, (count + GUARD) * sizeof(T))); /* NaN in bf16 and fp32 */
+        must(cudaMemset(device, 0xff, (count + GUARD) * sizeof(T))); /* NaN in bf16, fp16 and fp32 */
     }
     array(const array &) = delete;
     ~array()
@@ -94,8 +95,8 @@ static double distance(const reals &mine, const reals &right)
     return off == 0 ? 0 : sqrt(off / fmax(all, 1e-30));
 }
 
-/* Bounds of relative errors: of results that are rounded to bf16, and of sums in fp32. */
-#define BOUND_BF16 4e-3
+/* Bounds of relative errors: of results that are rounded to the 16-bit type T, and of sums in fp32. */
+template <class T> static constexpr double bound_of = std::is_same<T, bf16>::value ? 4e-3 : 5e-4;
 #define BOUND_SUMS 1e-4
 
 /* Runs `work`, which writes `result`, twice. Compares it with `right`. A faulty result, one value of which is
@@ -182,7 +183,7 @@ static const struct trial trials[] = {
     {2, 16, 16, 72, 200, 3, 1}, {1, 8, 9, 512, 40, 1, 1},  {9, 14, 14, 16, 256, 1, 2},
 };
 
-static void check_conv(const struct trial &trial)
+template <class T> static void check_conv(const struct trial &trial)
 {
     const struct conv_shape shape =
         conv_shape_of(trial.height, trial.width, trial.channels, trial.outputs, trial.kernel, trial.stride);
@@ -190,8 +191,8 @@ static void check_conv(const struct trial &trial)
     const size_t in_rows = (size_t)samples * shape.height * shape.width;
     const size_t rows = (size_t)samples * shape.out_height * shape.out_width;
     const size_t weight_count = (size_t)taps * shape.channels * shape.outputs;
-    array<bf16> inputs(samples * shape.image), weights(weight_count), opposite(weight_count);
-    array<bf16> outputs(rows * shape.outputs), deltas(outputs.host.size()), in_deltas(inputs.host.size());
+    array<T> inputs(samples * shape.image), weights(weight_count), opposite(weight_count);
+    array<T> outputs(rows * shape.outputs), deltas(outputs.host.size()), in_deltas(inputs.host.size());
     fill(inputs, 1);
     fill(weights, 1);
     fill(deltas, 1);
@@ -222,7 +223,7 @@ static void check_conv(const struct trial &trial)
 
     const uint32_t parts = resnet_parts(rows);
     array<float> partial((size_t)parts * 2 * shape.outputs);
-    compare(title("forward"), outputs, out, BOUND_BF16, [&] {
+    compare(title("forward"), outputs, out, bound_of<T>, [&] {
         must(resnet_forward(&shape, samples, inputs.device, weights.device, outputs.device, partial.device,
                             0));
     });
@@ -231,36 +232,44 @@ static void check_conv(const struct trial &trial)
                sums_of(
                    stored, [&](size_t i, uint32_t) { return stored[i]; }, shape.outputs));
 
-    const struct resnet_after nothing = {};
+    const struct resnet_after<T> nothing = {
+    };
     uint32_t in_parts = 0;
-    compare(title("inputs"), in_deltas, in_delta, BOUND_BF16, [&] {
+    compare(title("inputs"), in_deltas, in_delta, bound_of<T>, [&] {
         must(resnet_inputs(&shape, samples, deltas.device, opposite.device, &nothing, in_deltas.device,
                            &in_parts, 0));
     });
 
     /* With a shortcut, a ReLU and two normalisations. */
-    array<bf16> added(in.size()), relu(in.size()), first(in.size()), second(in.size());
+    array<T> added(in.size()), relu(in.size()), first(in.size()), second(in.size());
     array<float> values((size_t)NORM_VALUES * shape.channels), more((size_t)NORM_VALUES * shape.channels);
     const uint32_t most = resnet_input_parts(&shape, samples);
     array<float> sums0((size_t)most * 2 * shape.channels), sums1((size_t)most * 2 * shape.channels);
-    for (array<bf16> *each : {&added, &relu, &first, &second})
+    for (array<T> *each : {&added, &relu, &first, &second})
         fill(*each, 1);
     fill(values, 1);
     fill(more, 1);
     const struct resnet_norm norms[2] = {{shape.channels, nullptr, nullptr, values.device, sums0.device},
                                          {shape.channels, nullptr, nullptr, more.device, sums1.device}};
-    const struct resnet_after after = {
-        added.device, relu.device, {{&norms[0], first.device}, {&norms[1], second.device}}};
+    const struct resnet_after<T> after = {
+        added.device, relu.device,
+        {
+            {&norms[0], first.device},
+            {
+                &norms[1], second.device
+            }
+        }
+    };
     reals joined(in.size());
     for (size_t i = 0; i < joined.size(); i++)
         joined[i] = (float)relu.host[i] > 0 ? in_delta[i] + (double)(float)added.host[i] : 0;
-    compare(title("inputs with shortcut, ReLU, norms"), in_deltas, joined, BOUND_BF16, [&] {
+    compare(title("inputs with shortcut, ReLU, norms"), in_deltas, joined, bound_of<T>, [&] {
         must(resnet_inputs(&shape, samples, deltas.device, opposite.device, &after, in_deltas.device,
                            &in_parts, 0));
     });
     const reals kept = doubles(in_deltas);
     for (int s = 0; s < 2; s++) {
-        const array<bf16> &with = s ? second : first;
+        const array<T> &with = s ? second : first;
         check_sums(
             title(s ? "sums of the second norm" : "sums of the first norm"), s ? sums1 : sums0, in_parts,
             shape.channels,
@@ -277,6 +286,7 @@ static void check_conv(const struct trial &trial)
 }
 
 /* The first convolution: padded images of `channels` channels, and its packed weights. */
+template <class T>
 static void check_stem(uint32_t samples, uint32_t height, uint32_t width, uint32_t channels, uint32_t outputs)
 {
     const struct conv_shape shape = stem_shape_of(height, width, outputs);
@@ -286,8 +296,8 @@ static void check_stem(uint32_t samples, uint32_t height, uint32_t width, uint32
     }();
     const size_t rows = (size_t)samples * shape.out_height * shape.out_width;
     const size_t weight_count = (size_t)outputs * channels * STEM_KERNEL * STEM_KERNEL;
-    array<bf16> images(samples * shape.image), packed((size_t)outputs * STEM_KERNEL * STEM_CHANNELS);
-    array<bf16> parameters(weight_count), outs(rows * outputs), deltas(rows * outputs);
+    array<T> images(samples * shape.image), packed((size_t)outputs * STEM_KERNEL * STEM_CHANNELS);
+    array<T> parameters(weight_count), outs(rows * outputs), deltas(rows * outputs);
     std::vector<double> in(samples * plain.image), weight(weight_count);
     fill(parameters, 1);
     fill(deltas, 1);
@@ -298,20 +308,20 @@ static void check_stem(uint32_t samples, uint32_t height, uint32_t width, uint32
             for (uint32_t x = 0; x < width; x++)
                 for (uint32_t c = 0; c < channels; c++) {
                     const size_t at = n * plain.image + (size_t)y * plain.line + (size_t)x * plain.pixel + c;
-                    const bf16 value =
-                        (bf16)((float)(philox(philox_key(4), (uint32_t)at, 0, 0, 0).word[0] >> 8) /
-                                   8388608.0f -
-                               1);
+                    const T value =
+                        (T)((float)(philox(philox_key(4), (uint32_t)at, 0, 0, 0).word[0] >> 8) / 8388608.0f -
+                            1);
                     in[at] = (double)(float)value;
                     images.host[n * shape.image + (size_t)(y + STEM_PADDING) * shape.line +
                                 (size_t)(x + STEM_PADDING) * shape.pixel + c] = value;
                 }
     images.up();
-    must(cudaMemset(packed.device, 0, packed.host.size() * sizeof(bf16)));
-    struct resnet_pack pack = {0, outputs, channels, STEM_KERNEL, 0, true, packed.device, nullptr}, *packs;
-    const uint32_t blocks = resnet_pack_blocks(&pack, 1);
-    must(cudaMalloc(&packs, sizeof pack));
-    must(cudaMemcpy(packs, &pack, sizeof pack, cudaMemcpyHostToDevice));
+    must(cudaMemset(packed.device, 0, packed.host.size() * sizeof(T)));
+    struct resnet_packing<T> packing = {0, outputs, channels, STEM_KERNEL, 0, true, packed.device, nullptr},
+                             *packs;
+    const uint32_t blocks = resnet_pack_blocks(&packing, 1);
+    must(cudaMalloc(&packs, sizeof packing));
+    must(cudaMemcpy(packs, &packing, sizeof packing, cudaMemcpyHostToDevice));
     must(resnet_pack(packs, 1, blocks, parameters.device, 0));
     const reals of = doubles(parameters), delta = doubles(deltas);
     for (uint32_t o = 0; o < outputs; o++) /* (out, in, tap) to (out, tap, in) */
@@ -332,7 +342,7 @@ static void check_stem(uint32_t samples, uint32_t height, uint32_t width, uint32
     char name[128];
     snprintf(name, sizeof name, "%ux%ux%ux%u to %u, first convolution: forward", samples, height, width,
              channels, outputs);
-    compare(name, outs, out, BOUND_BF16, [&] {
+    compare(name, outs, out, bound_of<T>, [&] {
         must(resnet_forward(&shape, samples, images.device, packed.device, outs.device, nullptr, 0));
     });
     array<float> room(resnet_room(&shape, samples)), gradients(weight_count);
@@ -346,10 +356,10 @@ static void check_stem(uint32_t samples, uint32_t height, uint32_t width, uint32
 /* ---- Normalisation, pooling and means ---- */
 
 /* A normalisation of `rows` rows, its inputs, and what its definition gives. */
-struct norm_case {
+template <class T> struct norm_case {
     uint32_t channels;
     size_t rows;
-    array<bf16> inputs;
+    array<T> inputs;
     array<float> weight, bias, values, partial, gradients;
     struct resnet_norm norm;
     reals x; /* normalised inputs */
@@ -396,9 +406,9 @@ struct norm_case {
     }
 };
 
-static void check_norm(uint32_t channels, size_t rows)
+template <class T> static void check_norm(uint32_t channels, size_t rows)
 {
-    struct norm_case one(channels, rows), other(channels, rows);
+    struct norm_case<T> one(channels, rows), other(channels, rows);
     char name[128];
     const auto title = [&](const char *what) {
         snprintf(name, sizeof name, "norm of %zu rows, %u channels: %s", rows, channels, what);
@@ -414,7 +424,7 @@ static void check_norm(uint32_t channels, size_t rows)
     const double off = distance(mine, right);
     tell(whole && off <= BOUND_SUMS, title("statistics"), off, BOUND_SUMS);
 
-    array<bf16> outputs(rows * channels), shortcut(rows * channels), deltas(rows * channels),
+    array<T> outputs(rows * channels), shortcut(rows * channels), deltas(rows * channels),
         in_deltas(rows * channels);
     fill(shortcut, 1);
     fill(deltas, 1);
@@ -426,7 +436,7 @@ static void check_norm(uint32_t channels, size_t rows)
         compare(title(kind == 0   ? "apply"
                       : kind == 1 ? "apply with shortcut"
                                   : "apply with normalised shortcut"),
-                outputs, result, BOUND_BF16, [&] {
+                outputs, result, bound_of<T>, [&] {
                     must(resnet_apply(&one.norm, rows, one.inputs.device, kind == 2 ? &other.norm : nullptr,
                                       kind == 0   ? nullptr
                                       : kind == 1 ? shortcut.device
@@ -458,19 +468,20 @@ static void check_norm(uint32_t channels, size_t rows)
     const double gap = distance(doubles(one.gradients), gradients);
     tell(kept && gap <= BOUND_SUMS, title("gradients of weight and bias"), gap, BOUND_SUMS);
     if (rows > 1) /* the gradients of one row are zero but for rounding */
-        compare(title("backward"), in_deltas, in_delta, BOUND_BF16, [&] {
+        compare(title("backward"), in_deltas, in_delta, bound_of<T>, [&] {
             must(
                 resnet_norm_backward(&one.norm, rows, deltas.device, one.inputs.device, in_deltas.device, 0));
         });
 }
 
+template <class T>
 static void check_pool(uint32_t samples, uint32_t height, uint32_t width, uint32_t channels)
 {
     const size_t rows = (size_t)samples * height * width;
-    struct norm_case before(channels, rows);
+    struct norm_case<T> before(channels, rows);
     const struct resnet_pool pool = {height, width, (height - 1) / 2 + 1, (width - 1) / 2 + 1, before.norm};
     const size_t out_rows = (size_t)samples * pool.out_height * pool.out_width;
-    array<bf16> outputs(out_rows * channels), deltas(out_rows * channels), in_deltas(rows * channels);
+    array<T> outputs(out_rows * channels), deltas(out_rows * channels), in_deltas(rows * channels);
     array<uint8_t> largest(out_rows * channels);
     fill(deltas, 1);
     const reals delta = doubles(deltas);
@@ -504,11 +515,11 @@ static void check_pool(uint32_t samples, uint32_t height, uint32_t width, uint32
     }
     char name[128];
     snprintf(name, sizeof name, "pooling of %ux%ux%ux%u: forward", samples, height, width, channels);
-    compare(name, outputs, out, BOUND_BF16, [&] {
+    compare(name, outputs, out, bound_of<T>, [&] {
         must(resnet_pool_forward(&pool, samples, before.inputs.device, outputs.device, largest.device, 0));
     });
     uint32_t parts = 0;
-    compare("pooling: backward", in_deltas, in_delta, BOUND_BF16, [&] {
+    compare("pooling: backward", in_deltas, in_delta, bound_of<T>, [&] {
         must(resnet_pool_backward(&pool, samples, deltas.device, largest.device, before.inputs.device,
                                   in_deltas.device, &parts, 0));
     });
@@ -518,11 +529,11 @@ static void check_pool(uint32_t samples, uint32_t height, uint32_t width, uint32
                    kept, [&](size_t i, uint32_t) { return (double)(float)before.inputs.host[i]; }, channels));
 }
 
-static void check_mean(uint32_t samples, uint32_t pixels, uint32_t channels)
+template <class T> static void check_mean(uint32_t samples, uint32_t pixels, uint32_t channels)
 {
     const size_t rows = (size_t)samples * pixels;
-    struct norm_case first(channels, rows), second(channels, rows);
-    array<bf16> relu(rows * channels), means((size_t)samples * channels), deltas(means.host.size()),
+    struct norm_case<T> first(channels, rows), second(channels, rows);
+    array<T> relu(rows * channels), means((size_t)samples * channels), deltas(means.host.size()),
         in_deltas(rows * channels);
     fill(relu, 1);
     fill(deltas, 1);
@@ -535,17 +546,24 @@ static void check_mean(uint32_t samples, uint32_t pixels, uint32_t channels)
     }
     char name[128];
     snprintf(name, sizeof name, "mean of %ux%u rows, %u channels: forward", samples, pixels, channels);
-    compare(name, means, mean, BOUND_BF16,
+    compare(name, means, mean, bound_of<T>,
             [&] { must(resnet_mean(samples, pixels, channels, relu.device, means.device, 0)); });
-    const struct resnet_after after = {
-        nullptr, relu.device, {{&first.norm, first.inputs.device}, {&second.norm, second.inputs.device}}};
+    const struct resnet_after<T> after = {
+        nullptr, relu.device,
+        {
+            {&first.norm, first.inputs.device},
+            {
+                &second.norm, second.inputs.device
+            }
+        }
+    };
     uint32_t parts = 0;
-    compare("mean: backward", in_deltas, in_delta, BOUND_BF16, [&] {
+    compare("mean: backward", in_deltas, in_delta, bound_of<T>, [&] {
         must(resnet_mean_backward(samples, pixels, channels, deltas.device, &after, in_deltas.device, &parts,
                                   0));
     });
     const reals kept = doubles(in_deltas);
-    for (struct norm_case *each : {&first, &second})
+    for (struct norm_case<T> *each : {&first, &second})
         check_sums(
             "mean: sums of a norm", each->partial, parts, channels,
             sums_of(
@@ -554,11 +572,11 @@ static void check_mean(uint32_t samples, uint32_t pixels, uint32_t channels)
 
 /* ---- Weights ---- */
 
-static void check_pack(uint32_t outputs, uint32_t inputs, uint32_t kernel)
+template <class T> static void check_pack(uint32_t outputs, uint32_t inputs, uint32_t kernel)
 {
     const uint32_t taps = kernel * kernel;
     const size_t count = (size_t)outputs * inputs * taps;
-    array<bf16> parameters(count), weights(count), opposite(count);
+    array<T> parameters(count), weights(count), opposite(count);
     fill(parameters, 1);
     const reals of = doubles(parameters);
     reals right(count), turned(count);
@@ -569,10 +587,12 @@ static void check_pack(uint32_t outputs, uint32_t inputs, uint32_t kernel)
                 right[((size_t)o * taps + t) * inputs + c] = value;
                 turned[((size_t)c * taps + t) * outputs + o] = value;
             }
-    struct resnet_pack pack = {0, outputs, inputs, kernel, 0, false, weights.device, opposite.device}, *packs;
-    const uint32_t blocks = resnet_pack_blocks(&pack, 1);
-    must(cudaMalloc(&packs, sizeof pack));
-    must(cudaMemcpy(packs, &pack, sizeof pack, cudaMemcpyHostToDevice));
+    struct resnet_packing<T> packing = {0, outputs, inputs,         kernel,
+                                        0, false,   weights.device, opposite.device},
+                             *packs;
+    const uint32_t blocks = resnet_pack_blocks(&packing, 1);
+    must(cudaMalloc(&packs, sizeof packing));
+    must(cudaMemcpy(packs, &packing, sizeof packing, cudaMemcpyHostToDevice));
     const auto work = [&] { must(resnet_pack(packs, 1, blocks, parameters.device, 0)); };
     char name[128];
     snprintf(name, sizeof name, "weights %ux%ux%ux%u: (out, tap, in)", outputs, inputs, kernel, kernel);
@@ -598,8 +618,9 @@ static void check_faults(void)
     must(resnet_forward(&wrong, 2, inputs.device, weights.device, outputs.device, nullptr, 0));
     outputs.down();
     const double off = distance(doubles(outputs), out);
-    printf("%s  planted: windows one pixel off: error %.1e\n", off > BOUND_BF16 ? "ok    " : "FAILED", off);
-    failures += !(off > BOUND_BF16);
+    printf("%s  planted: windows one pixel off: error %.1e\n", off > bound_of<bf16> ? "ok    " : "FAILED",
+           off);
+    failures += !(off > bound_of<bf16>);
 }
 
 /* ---- Times ---- */
@@ -656,7 +677,14 @@ static void time_conv(const struct conv_shape &shape, uint32_t samples, uint32_t
         must(cudaMemset(each->device, 0, each->host.size() * sizeof(bf16)));
     must(cudaMemset(values.device, 0, values.host.size() * sizeof(float)));
     const struct resnet_norm norm = {shape.channels, nullptr, nullptr, values.device, sums.device};
-    const struct resnet_after after = {nullptr, inputs.device, {{&norm, inputs.device}, {}}};
+    const struct resnet_after<bf16> after = {
+        nullptr, inputs.device,
+        {
+            {&norm, inputs.device},
+            {
+            }
+        }
+    };
     uint32_t used;
     const double forward = time_us([&] {
         must(resnet_forward(&shape, samples, inputs.device, weights.device, outputs.device, partial.device,
@@ -704,8 +732,8 @@ static void print_times(uint32_t samples)
     printf(
         "56x56x256: apply %.1f us, with shortcut %.1f, norm backward %.1f, moments %.1f; %.1f us per tensor "
         "read or written\n",
-        time_us([&] { must(resnet_apply(&norm, rows, a.device, nullptr, nullptr, c.device, 0)); }),
-        time_us([&] { must(resnet_apply(&norm, rows, a.device, nullptr, b.device, c.device, 0)); }),
+        time_us([&] { must(resnet_apply<bf16>(&norm, rows, a.device, nullptr, nullptr, c.device, 0)); }),
+        time_us([&] { must(resnet_apply<bf16>(&norm, rows, a.device, nullptr, b.device, c.device, 0)); }),
         time_us([&] { must(resnet_norm_backward(&norm, rows, a.device, b.device, c.device, 0)); }),
         time_us([&] {
             must(resnet_moments(&norm, resnet_parts(rows), rows, 1, gradients.device, gradients.device + 256,
@@ -728,6 +756,30 @@ static void print_times(uint32_t samples)
            }));
 }
 
+template <class T> static void check_kernels(void)
+{
+    printf("in %s:\n", std::is_same<T, bf16>::value ? "bf16" : "fp16");
+    for (const struct trial &trial : trials)
+        check_conv<T>(trial);
+    check_stem<T>(1, 1, 1, 1, 8);
+    check_stem<T>(3, 28, 28, 1, 8);
+    check_stem<T>(2, 33, 31, 3, 64);
+    check_stem<T>(2, 32, 18, 4, 72);
+    for (const auto &size : {std::pair<uint32_t, size_t>{8, 1}, {64, 3}, {24, 131}, {256, 1057}, {2048, 49}})
+        check_norm<T>(size.first, size.second);
+    check_pool<T>(1, 1, 1, 8);
+    check_pool<T>(3, 14, 14, 8);
+    check_pool<T>(2, 17, 15, 64);
+    check_pool<T>(17, 5, 8, 24);
+    check_mean<T>(1, 1, 8);
+    check_mean<T>(3, 7, 64);
+    check_mean<T>(17, 49, 2048);
+    check_pack<T>(8, 8, 1);
+    check_pack<T>(40, 72, 3);
+    check_pack<T>(128, 64, 3);
+    check_pack<T>(72, 200, 1);
+}
+
 int main(int argc, char **argv)
 {
     if (device_probe(0) != STATUS_OK) {
@@ -738,25 +790,8 @@ int main(int argc, char **argv)
         print_times(argc > 2 ? (uint32_t)atoi(argv[2]) : 256);
         return 0;
     }
-    for (const struct trial &trial : trials)
-        check_conv(trial);
-    check_stem(1, 1, 1, 1, 8);
-    check_stem(3, 28, 28, 1, 8);
-    check_stem(2, 33, 31, 3, 64);
-    check_stem(2, 32, 18, 4, 72);
-    for (const auto &size : {std::pair<uint32_t, size_t>{8, 1}, {64, 3}, {24, 131}, {256, 1057}, {2048, 49}})
-        check_norm(size.first, size.second);
-    check_pool(1, 1, 1, 8);
-    check_pool(3, 14, 14, 8);
-    check_pool(2, 17, 15, 64);
-    check_pool(17, 5, 8, 24);
-    check_mean(1, 1, 8);
-    check_mean(3, 7, 64);
-    check_mean(17, 49, 2048);
-    check_pack(8, 8, 1);
-    check_pack(40, 72, 3);
-    check_pack(128, 64, 3);
-    check_pack(72, 200, 1);
+    check_kernels<bf16>();
+    check_kernels<fp16>();
     check_faults();
     printf("%d failures\n", failures);
     return failures ? 3 : 0;

@@ -6,13 +6,12 @@
  * step layer by layer: the oracle takes the engine's outputs of each layer (struct oracle_given). make
  * check-gpu runs this program.
  *
- *     gpu_train [--engine cuda|tf32|bf16|amp|vit|resnet] [--short] [--seed N] [NAME ...]
+ *     gpu_train [--engine cuda|tf32|bf16|amp|vit|vit-amp|resnet|resnet-amp] [--short] [--seed N] [NAME ...]
  *
  * The default engine is cuda. NAME is a network to test; the NAME "faults" selects the planted faults,
- * "recipe" the cases with clipping, averages and parts, "masked" those with masked samples, and "multi-hot"
- * those with multi-hot labels (default:
- * all). --short: small batches, two steps, no faults. --seed N: the seed of parameters, order, dropout and
- * shifts (default: 7).
+ * "recipe" the cases with clipping, averages and parts, "masked" those with masked samples, "multi-hot" those
+ * with multi-hot labels, and "fp32" those with layers in fp32 (default: all). --short: small batches, two
+ * steps, no faults. --seed N: the seed of parameters, order, dropout and shifts (default: 7).
  *
  * Prints one line per case. Exit status 2 for invalid arguments, 3 if a case fails, 4 without a GPU. */
 #include "gpu_learner.cuh"
@@ -184,6 +183,7 @@ struct trial {
     uint32_t parts;  /* parts of a step; if not 0, the optimizer also clips, averages and decays by layer */
     uint32_t masked; /* one in `masked` training samples is masked; 0: none */
     bool multi_hot;
+    uint32_t fp32; /* one in `fp32` of the layers that the engine can compute in fp32 is; 0: none */
 };
 
 static const struct shape small = {3, 1, 7, 5}, gray = {1, 1, 13, 11}, volume = {2, 4, 5, 3},
@@ -250,7 +250,7 @@ static const struct trial trials[] = {
     {"vit192", {3, 1, 32, 48}, 9, 13, 30, 20, OPTIMIZER_SGD, DTYPE_F16, 0, moved, false, FAULT_NONE, up},
     /* Transformers. Some have one token more or fewer than a tile of 64, and one has the 197 tokens of
      * vit-tiny. */
-    {"vit-micro", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"vit-micro", picture, 10, 7, 17, 50, OPTIMIZER_SGD, DTYPE_U8, 0, moved, true},
     {"vit-micro", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0.1f, moved},
     {"vit64", {1, 1, 8, 4}, 1, 1, 3, 50, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 248}, 3, 3, 7, 10, OPTIMIZER_SGD, DTYPE_F16, 0, still},
@@ -270,7 +270,7 @@ static const struct trial trials[] = {
     {"vit-base", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit-large", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     /* Residual networks with batch normalisation. */
-    {"resnet-micro", {3, 1, 32, 32}, 10, 16, 40, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"resnet-micro", {3, 1, 32, 32}, 10, 16, 40, 10, OPTIMIZER_SGD, DTYPE_U8, 0, moved, true},
     {"resnet-micro", picture, 10, 33, 99, 10, OPTIMIZER_SGD, DTYPE_U8, 0.1f, still},
     {"resnet-micro", {4, 1, 31, 45}, 7, 17, 34, 10, OPTIMIZER_SGD, DTYPE_F16, 0, moved},
     {"resnet-micro",
@@ -287,6 +287,20 @@ static const struct trial trials[] = {
      FAULT_NONE,
      both},
     {"residual", {3, 1, 40, 24}, 10, 17, 51, 5, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+};
+
+#define FP32 "fp32" /* the argument that selects the cases below */
+
+/* Each case runs with all layers in fp32 that the engine can compute so, and with every other one. */
+static const struct trial wide[] = {
+    {"conv", gray, 3, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"lenet", picture, 10, 65, 100, 10, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
+    {"cnn", colour, 3, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved},
+    {"cnn-fdsl", {1, 1, 8, 8}, 1000, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0.1f, moved},
+    {"add", small, 4, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit-micro", picture, 10, 7, 17, 20, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"vit192", {3, 1, 32, 48}, 9, 13, 30, 10, OPTIMIZER_SGD, DTYPE_F16, 0, still},
+    {"resnet-micro", picture, 10, 33, 99, 10, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
 #define RECIPE "recipe" /* the argument that selects the cases below */
@@ -479,10 +493,11 @@ struct contender {
     double gradients, chosen_gradients, logits;
 };
 static const struct contender contenders[] = {
-    {&engine_cuda, 1e-4, 1e-4, 1e-4}, {&engine_tf32, 1.5e-2, 0.2, 1.5e-2},
-    {&engine_bf16, 5e-2, 0.4, 4e-2},  {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
+    {&engine_cuda, 1e-4, 1e-4, 1e-4},        {&engine_tf32, 1.5e-2, 0.2, 1.5e-2},
+    {&engine_bf16, 5e-2, 0.4, 4e-2},         {&engine_amp, 1.5e-2, 0.2, 1.5e-2},
 #ifdef HAVE_CUBLAS
-    {&engine_vit, 5e-2, 5e-2, 4e-2},  {&engine_resnet, 5e-2, 0.8, 5e-2},
+    {&engine_vit, 5e-2, 5e-2, 4e-2},         {&engine_resnet, 5e-2, 0.8, 5e-2},
+    {&engine_vit_amp, 1.5e-2, 1.5e-2, 1e-2}, {&engine_resnet_amp, 1.5e-2, 0.4, 1.5e-2},
 #endif
 };
 static const struct contender *contender = &contenders[0];
@@ -595,6 +610,26 @@ static bool goes_on(const struct train *train, const struct train_state *begin, 
 #define HUGE_SCALE     0x1p120f /* any gradient becomes Inf */
 #define RECOVERY_STEPS 200      /* more than the halvings from HUGE_SCALE to a usable scale */
 
+/* Returns whether the engine reports that all overflows since set() began in the last layer that has
+ * parameters and is not computed in fp32. `steps` is their number. */
+static bool names_layer(const struct learner *learner, const struct model *model, uint32_t steps)
+{
+    uint32_t counts[MODEL_LAYERS_MAX], last = 0, all = 0;
+    must(learner->engine->overflows(learner->state, counts));
+    for (uint32_t i = 0; i < model->layer_count; i++) {
+        all += counts[i];
+        if (model->layers[i].weight_values > 0 && !model->layers[i].fp32)
+            last = i;
+    }
+    if (counts[last] == steps && all == steps)
+        return true;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (counts[i] > 0)
+            printf("FAILED  %u overflows began in %s, not in %s\n", counts[i], model->layers[i].name,
+                   model->layers[last].name);
+    return false;
+}
+
 static struct train_totals step_from(const struct learner *learner, const struct train_state *from)
 {
     struct train_totals totals;
@@ -605,14 +640,17 @@ static struct train_totals step_from(const struct learner *learner, const struct
 }
 
 /* Makes a step overflow. Returns whether the engine recovers. The step must be skipped, the scale halved, and
- * parameters and moments unchanged. Later steps must be applied again when the scale is small enough. */
-static bool recovers(const struct learner *learner, struct train_state *state, size_t values)
+ * parameters and moments unchanged. The engine must name the layer. Later steps must be applied again when
+ * the scale is small enough. */
+static bool recovers(const struct learner *learner, const struct model *model, struct train_state *state)
 {
+    const size_t values = model->arena_values;
     state->scale.scale = HUGE_SCALE;
     struct train_totals totals = step_from(learner, state);
     struct train_state after = state_of(learner, values);
     bool well = totals.skipped == 1 && totals.bad_step == TRAIN_FINE && same_arenas(&after, state, values) &&
-                after.scale.scale == HUGE_SCALE / 2 && after.scale.good_steps == 0;
+                after.scale.scale == HUGE_SCALE / 2 && after.scale.good_steps == 0 &&
+                names_layer(learner, model, 1);
     train_state_free(&after);
     uint32_t skipped = 1;
     for (int i = 0; i < RECOVERY_STEPS; i++) {
@@ -653,14 +691,24 @@ static bool stays_above_zero(const struct learner *learner, struct train_state *
 
 static bool overflows(const struct train *train, const struct train_state *begin)
 {
-    size_t values = train->model->arena_values;
-    struct learner learner = learner_open(&engine_amp, train, begin);
+    const struct model *model = train->model;
+    struct learner learner = learner_open(contender->engine, train, begin);
     take_step(&learner, train, 0);
-    struct train_state state = state_of(&learner, values);
-    bool well = recovers(&learner, &state, values) && stays_above_zero(&learner, &state, values);
+    struct train_state state = state_of(&learner, model->arena_values);
+    bool well = recovers(&learner, model, &state) && stays_above_zero(&learner, &state, model->arena_values);
     learner.engine->close(learner.state);
     train_state_free(&state);
     return well;
+}
+
+/* Returns whether overflows() holds with all layers in 16 bits, and with the last layer in fp32. */
+static bool all_overflows(const struct train *train, const struct train_state *begin)
+{
+    struct model model = *train->model;
+    struct train own = *train;
+    own.model = &model;
+    model.layers[model.layer_count - 1].fp32 = true;
+    return overflows(train, begin) && overflows(&own, begin);
 }
 
 /* Returns whether the network has a layer that selects: max-pooling or ReLU. */
@@ -847,18 +895,32 @@ static bool agrees_by_layer(const struct trial *trial, const struct train *train
 }
 #endif
 
-/* Prints the errors of a case. Returns whether it passed: repeated runs give the same bits, and all errors
- * are within the bounds or, with a planted fault, at least one exceeds its bound. */
+/* Returns whether all layers with parameters are computed in fp32, and tensors between layers are in fp32
+ * too: not in the engines of 16 bits. */
+static bool all_fp32(const struct model *model)
+{
+    if (contender->engine->unit == UNIT_HALF)
+        return false;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].weight_values > 0 && !model->layers[i].fp32)
+            return false;
+    return true;
+}
+
+/* Prints the errors of a case. If everything is in fp32, the bounds are those of the engine cuda. Returns
+ * whether it passed: repeated runs give the same bits, and all errors are within the bounds or, with a
+ * planted fault, at least one exceeds its bound. */
 static bool judge(const struct trial *trial, const struct model *model, const struct verdict *verdict)
 {
-    const struct engine_bounds *bounds = &contender->engine->bounds;
-    double gradients = chooses(model) ? contender->chosen_gradients : contender->gradients;
+    const struct contender *like = all_fp32(model) ? &contenders[0] : contender;
+    const struct engine_bounds *bounds = &like->engine->bounds;
+    double gradients = chooses(model) ? like->chosen_gradients : like->gradients;
     bool near = verdict->off.gradients <= gradients && verdict->off.losses <= bounds->loss &&
-                verdict->off.updates <= bounds->drift && verdict->logits <= contender->logits &&
+                verdict->off.updates <= bounds->drift && verdict->logits <= like->logits &&
                 verdict->averages <= bounds->drift;
     bool well = verdict->same && near == (trial->fault == FAULT_NONE);
     printf("%s  %s %-9s %ux%ux%ux%u, %u classes, batch %u, %u steps, %s%s%s: errors: gradients %.1e, "
-           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s%s%s%s%s\n",
+           "losses %.1e, updates %.1e, logits %.1e, averages %.1e%s%s%s%s%s%s\n",
            well ? "ok    " : "FAILED", contender->engine->name, trial->table, trial->shape.channels,
            trial->shape.depth, trial->shape.height, trial->shape.width, trial->classes, trial->batch,
            trial->steps, optimizers[trial->optimizer],
@@ -869,7 +931,10 @@ static bool judge(const struct trial *trial, const struct model *model, const st
            verdict->logits, verdict->averages, verdict->same ? "" : "; bits differ between runs",
            trial->mixing.mixup + trial->mixing.cutmix > 0 ? "; mixed samples" : "",
            trial->loss == LOSS_BINARY ? "; binary cross-entropy" : "",
-           trial->masked ? "; masked samples" : "", trial->multi_hot ? "; multi-hot labels" : "");
+           trial->masked ? "; masked samples" : "", trial->multi_hot ? "; multi-hot labels" : "",
+           trial->fp32 > 1 ? "; every other layer in fp32"
+           : trial->fp32   ? "; layers in fp32"
+                           : "");
     return well;
 }
 
@@ -906,6 +971,15 @@ static bool plans_memory(const struct train *train)
     return well;
 }
 
+static void choose_fp32(const struct trial *trial, struct model *model)
+{
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        model->layers[i].fp32 = model->layers[i].weight_values > 0 &&
+                                contender->engine->keeps_fp32(&model->layers[i]) == FP32_CHOSEN &&
+                                seen++ % trial->fp32 == 0;
+}
+
 static bool run(const struct trial *trial)
 {
     struct model model;
@@ -916,6 +990,8 @@ static bool run(const struct trial *trial)
     if (!train_state_new(model.arena_values, &begin))
         must_have(NULL);
     model_initialise(&model, seed, begin.parameters);
+    if (trial->fp32)
+        choose_fp32(trial, &model);
     struct train train = {};
     train.model = &model;
     train.data = &data;
@@ -946,7 +1022,7 @@ static bool run(const struct trial *trial)
         well = agrees_by_layer(trial, &train, &begin) && well;
 #endif
     if (contender->engine->scales_loss && trial->overflows)
-        well = overflows(&train, &begin) && well;
+        well = all_overflows(&train, &begin) && well;
     train_state_free(&begin);
     data_close(&data);
     return well;
@@ -980,7 +1056,10 @@ static bool choose(const char *name)
             contender = &each;
             return true;
         }
-    fprintf(stderr, "gpu_train: unknown engine '%s'; give cuda, tf32, bf16, amp, vit or resnet\n", name);
+    fprintf(
+        stderr,
+        "gpu_train: unknown engine '%s'; give cuda, tf32, bf16, amp, vit, vit-amp, resnet or resnet-amp\n",
+        name);
     return false;
 }
 
@@ -992,15 +1071,14 @@ static bool precise(const struct trial *trial)
     return trial->optimizer != OPTIMIZER_MUON || contender->engine->bounds.drift < 0.1;
 }
 
-/* Returns whether the engine supports the network: `vit` computes transformers, `resnet` residual networks
- * with batch normalisation, and the others all other networks. */
+/* Returns whether the engine supports the network: `vit` and `vit-amp` compute transformers, `resnet` and
+ * `resnet-amp` residual networks with batch normalisation, and the others all other networks. */
 static bool supports(const char *table)
 {
-    const char *engine = strncmp(table, "vit", 3) == 0   ? "vit"
-                         : strncmp(table, "res", 3) == 0 ? "resnet"
-                                                         : NULL;
     const char *name = contender->engine->name;
-    return engine ? strcmp(name, engine) == 0 : strcmp(name, "vit") != 0 && strcmp(name, "resnet") != 0;
+    const char *engine = strncmp(name, "vit", 3) == 0 || strncmp(name, "res", 3) == 0 ? name : "net";
+    const char *network = strncmp(table, "vit", 3) == 0 || strncmp(table, "res", 3) == 0 ? table : "net";
+    return strncmp(engine, network, 3) == 0;
 }
 
 /* Runs each case of `planted` without and with each fault. Returns the number of failed cases. */
@@ -1052,7 +1130,7 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < argc; i++)
         if (strcmp(argv[i], FAULTS) != 0 && strcmp(argv[i], RECIPE) != 0 && strcmp(argv[i], MASKED) != 0 &&
-            strcmp(argv[i], MULTI_HOT) != 0 && !find_table(argv[i])) {
+            strcmp(argv[i], MULTI_HOT) != 0 && strcmp(argv[i], FP32) != 0 && !find_table(argv[i])) {
             fprintf(stderr, "gpu_train: unknown network '%s'\n", argv[i]);
             return 2;
         }
@@ -1068,6 +1146,10 @@ int main(int argc, char **argv)
         if (supports(trial.table) && precise(&trial) && asked_for(RECIPE, argc, argv) &&
             (!brief || trial.batch <= SHORT_BATCH))
             failures += !run(&trial);
+    for (struct trial trial : wide)
+        for (trial.fp32 = 1; trial.fp32 <= 2; trial.fp32++)
+            if (contender->engine->keeps_fp32 && supports(trial.table) && asked_for(FP32, argc, argv))
+                failures += !run(&trial);
     if (asked_for(MASKED, argc, argv))
         failures += run_labels(masks, brief);
     if (asked_for(MULTI_HOT, argc, argv))

@@ -1,10 +1,11 @@
 /* Tests loss scaling without a GPU: the rule that changes the scale, verification with skipped steps, the
- * number of skipped steps that an epoch reports, and the scale in checkpoints. */
+ * skipped steps that an epoch reports, layers in fp32, and the scale in checkpoints. */
 #include "train_support.h"
 
 #include <limits.h>
 #include <stdio.h>
 
+#include "train/layer_precision.h"
 #include "train/trainer.h"
 
 static const struct shape small = {1, 1, 8, 8};
@@ -58,6 +59,7 @@ Test(loss_scale, follows_other_rules)
 static struct {
     uint32_t left;
     uint64_t skipped;
+    uint32_t overflows[MODEL_LAYERS_MAX];
     struct loss_scale now, given;
 } scaling;
 
@@ -81,6 +83,7 @@ static enum status steps_scaled(void *state, uint32_t epoch, uint32_t first, uin
         loss_scale_step(&rule, &scaling.now, overflows);
         scaling.left -= overflows;
         scaling.skipped += overflows;
+        scaling.overflows[scaling.left % 2] += overflows;
         if (!overflows)
             TRY(engine_naive.steps(state, epoch, i, 1));
     }
@@ -95,6 +98,14 @@ static enum status totals_scaled(void *state, struct train_totals *totals)
     return STATUS_OK;
 }
 
+static enum status overflows_scaled(void *state, uint32_t *steps)
+{
+    (void)state;
+    memcpy(steps, scaling.overflows, sizeof scaling.overflows);
+    memset(scaling.overflows, 0, sizeof scaling.overflows);
+    return STATUS_OK;
+}
+
 static struct engine scaled_engine(void)
 {
     struct engine engine = engine_naive;
@@ -103,6 +114,7 @@ static struct engine scaled_engine(void)
     engine.get = get_scaled;
     engine.steps = steps_scaled;
     engine.totals = totals_scaled;
+    engine.overflows = overflows_scaled;
     return engine;
 }
 
@@ -166,20 +178,117 @@ Test(loss_scale, epoch_reports_skipped_steps)
 {
     struct net net;
     const struct engine engine = scaled_engine();
-    net_open(&net, &engine_naive, &model_tables[0], small, 3, 40, 9, 0);
+    net_open(&net, &engine_naive, &model_tables[1], (struct shape){1, 1, 16, 16}, 4, 40, 9, 0);
     const struct train_job job = job_of(&net, 2, NULL);
     void *trainer = open_trainer(&engine, &job);
     scaling.left = 3;
     struct train_epoch epoch = next_epoch(trainer);
     cr_expect(epoch.scales_loss && epoch.skipped == 3 && epoch.loss_scale == 8192);
+    cr_expect_str_eq(epoch.overflows, "conv1=2 relu1=1");
     epoch = next_epoch(trainer);
     cr_expect(epoch.scales_loss && epoch.skipped == 0 && epoch.loss_scale == 8192);
+    cr_expect_str_eq(epoch.overflows, "");
     trainer_close(trainer);
     trainer = open_trainer(&engine_naive, &job);
     epoch = next_epoch(trainer);
     cr_expect(!epoch.scales_loss && epoch.skipped == 0);
     trainer_close(trainer);
     net_close(&net);
+}
+
+/* ---- Layers in fp32, and layers that overflow ---- */
+
+static struct model lenet(void)
+{
+    struct model model;
+    must(model_build(&model_tables[1], (struct shape){1, 1, 16, 16}, 4, &model));
+    return model;
+}
+
+Test(layer_precision, patterns_choose_layers_with_parameters)
+{
+    struct model model = lenet();
+    must(layer_precision_choose("conv*,fc2", &model));
+    for (uint32_t i = 0; i < model.layer_count; i++) {
+        const struct layer *layer = &model.layers[i];
+        cr_expect_eq(layer->fp32, layer->spec.kind == LAYER_CONV || strcmp(layer->name, "fc2") == 0, "%s",
+                     layer->name);
+    }
+    for (const char *const *wrong = (const char *const[]){"relu1", "conv1,", "fc", "conv1,none", NULL};
+         *wrong; wrong++) {
+        model = lenet();
+        cr_expect_eq(layer_precision_choose(*wrong, &model), STATUS_USAGE, "%s", *wrong);
+        cr_expect_not_null(strstr(status_text(), "its layers are conv1, conv2, fc1, fc2"), "%s",
+                           status_text());
+    }
+}
+
+static enum fp32_layer only_the_last(const struct layer *layer)
+{
+    return layer->spec.kind == LAYER_CONV ? FP32_NEVER
+           : strcmp(layer->name, "fc1")   ? FP32_CHOSEN
+                                          : FP32_ALWAYS;
+}
+
+Test(layer_precision, engines_refuse_layers_by_name)
+{
+    static const struct {
+        const char *patterns, *reason;
+    } wrong[] = {{"conv2,fc2", "cannot compute the layer conv2 in fp32; --fp32-layers may name fc2"},
+                 {"fc1", "always computes the layer fc1 in fp32; drop --fp32-layers, or name one of fc2"}};
+    const struct engine engine = {.keeps_fp32 = only_the_last};
+    struct model model = lenet();
+    cr_expect_eq(layer_precision_accepts(&engine_naive, &model), STATUS_OK);
+    must(layer_precision_choose("fc*", &model));
+    cr_expect_eq(layer_precision_accepts(&engine, &model), STATUS_OK);
+    cr_expect_eq(layer_precision_accepts(&engine_naive, &model), STATUS_USAGE);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        model = lenet();
+        must(layer_precision_choose(wrong[i].patterns, &model));
+        cr_expect_eq(layer_precision_accepts(&engine, &model), STATUS_USAGE);
+        cr_expect_not_null(strstr(status_text(), wrong[i].reason), "%s", status_text());
+    }
+}
+
+/* Every parameter must be found in the layer that its tensor is named after. */
+Test(layer_precision, parameters_are_found_in_their_layers)
+{
+    static const char *const names[] = {"lenet", "vit-micro", "resnet-micro", "logreg"};
+    struct layer_places places;
+    struct model model;
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        const struct model_table *table = model_tables;
+        while (strcmp(table->name, names[n]) != 0)
+            table++;
+        must(model_build(table, (struct shape){1, 1, 28, 28}, 4, &model));
+        layer_places_of(&model, &places);
+        for (uint32_t t = 0; t < model.tensor_count; t++) {
+            const struct model_tensor *tensor = &model.tensors[t];
+            for (size_t i = 0; !tensor->is_statistic && i < tensor->values; i += i % 5 + 1) {
+                const char *layer = model.layers[layer_places_find(&places, tensor->first + i)].name;
+                const bool tokens =
+                    strcmp(tensor->name, "pos_embed") == 0 || strcmp(tensor->name, "cls_token") == 0;
+                cr_assert(tokens || strncmp(tensor->name, layer, strlen(layer)) == 0, "%s[%zu] is in %s",
+                          tensor->name, i, layer);
+            }
+        }
+    }
+}
+
+Test(layer_precision, overflows_are_listed_by_number)
+{
+    const struct model model = lenet();
+    uint32_t steps[MODEL_LAYERS_MAX] = {0};
+    char text[LAYER_OVERFLOWS_TEXT];
+    layer_overflows_text(&model, steps, text);
+    cr_expect_str_eq(text, "");
+    for (uint32_t i = 0; i < model.layer_count; i++)
+        steps[i] = 100 + i;
+    layer_overflows_text(&model, steps, text);
+    uint32_t shown = 0;
+    for (const char *at = text; (at = strchr(at, '=')); at++)
+        cr_expect_eq(strtoul(at + 1, NULL, 10), 100 + model.layer_count - ++shown, "%s", text);
+    cr_expect_eq(shown, LAYER_OVERFLOWS_MAX);
 }
 
 /* ---- Checkpoints ---- */

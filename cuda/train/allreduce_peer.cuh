@@ -85,8 +85,9 @@ struct wire_bf16 {
     }
     static __device__ __forceinline__ uint4 packed(const float values[width])
     {
-        return make_uint4(pack(values[0], values[1]), pack(values[2], values[3]), pack(values[4], values[5]),
-                          pack(values[6], values[7]));
+        return make_uint4(
+            pack<__nv_bfloat16>(values[0], values[1]), pack<__nv_bfloat16>(values[2], values[3]),
+            pack<__nv_bfloat16>(values[4], values[5]), pack<__nv_bfloat16>(values[6], values[7]));
     }
 };
 

@@ -35,8 +35,8 @@ static __device__ __forceinline__ void set_parameters(const struct part_update &
     wire_f32::unpack(wire, values);
     part.parameters.set(vector, wire);
     if (part.arrays.rounded)
-        static_cast<uint2 *>(part.arrays.rounded)[vector] = {pack(values[0], values[1]),
-                                                             pack(values[2], values[3])};
+        static_cast<uint2 *>(part.arrays.rounded)[vector] = {pack<__nv_bfloat16>(values[0], values[1]),
+                                                             pack<__nv_bfloat16>(values[2], values[3])};
 }
 
 template <int RANKS> struct owned {

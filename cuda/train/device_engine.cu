@@ -201,9 +201,13 @@ enum status device_engine_set(void *state, const struct train_state *from)
     struct device_engine *engine = engine_of(state);
     CUDA_TRY(cudaSetDevice(engine->device));
     TRY(state_set(engine->train, &engine->state, from, engine->stream));
-    const struct loss_scale scale =
+    struct device_scale *scale = engine->losses.scale;
+    const struct loss_scale now =
         from->scale.scale > 0 ? from->scale : loss_scale_begin(&engine->train->scaling);
-    return engine->losses.scale ? copy_scale(engine, &engine->losses.scale->now, &scale) : STATUS_OK;
+    if (!scale)
+        return STATUS_OK;
+    CUDA_TRY(cudaMemsetAsync(scale->steps, 0, sizeof scale->steps, engine->stream));
+    return copy_scale(engine, &scale->now, &now);
 }
 
 enum status device_engine_get(void *state, struct train_state *into)
@@ -222,23 +226,40 @@ enum status device_engine_gradients(void *state, float *gradients)
     return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
 }
 
+enum status device_engine_overflows(void *state, uint32_t *steps)
+{
+    struct device_engine *engine = engine_of(state);
+    struct device_scale *scale = engine->losses.scale;
+    CUDA_TRY(cudaSetDevice(engine->device));
+    CUDA_TRY(cudaMemcpyAsync(steps, scale->steps, engine->train->model->layer_count * sizeof *steps,
+                             cudaMemcpyDeviceToHost, engine->stream));
+    CUDA_TRY(cudaMemsetAsync(scale->steps, 0, sizeof scale->steps, engine->stream));
+    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
+}
+
 /* ---- The update ---- */
 
-enum status device_engine_update(struct device_engine *engine, const struct update *update,
-                                 __nv_bfloat16 *rounded)
+enum status device_engine_update(struct device_engine *engine, const struct update *update)
 {
     const struct train *train = engine->train;
     const size_t values = train->model->arena_values;
-    const struct device_scale *scale = engine->losses.scale;
+    struct device_scale *scale = engine->losses.scale;
     const float *gradients = engine->gradients;
-    struct update_extras extras = {
-        .scale = scale, .clip = engine->clip, .groups = engine->groups, .rounded = rounded};
+    struct update_extras extras = {.scale = scale,
+                                   .clip = engine->clip,
+                                   .groups = engine->groups,
+                                   .rounded = engine->shared.rounded,
+                                   .to_fp16 = engine->to_fp16};
+    RANGE(UPDATE);
+    if (scale) /* running statistics are not scaled */
+        TRY(scaling_unscale(scale, train->model->trained_values, engine->gradients, engine->stream));
     TRY(clip_find(&train->optimizer, train->model->trained_values, gradients, scale, engine->clip,
                   engine->losses.totals, engine->stream));
     if (train_needs_tensors(train))
         TRY(tensors_adjust(train, update, &engine->tensors, &engine->state, &extras, &gradients,
                            engine->stream));
-    return parameters_update(update, values, gradients, &extras, &engine->state, engine->stream);
+    TRY(parameters_update(update, values, gradients, &extras, &engine->state, engine->stream));
+    return scale ? scaling_step(&train->scaling, scale, engine->stream) : STATUS_OK;
 }
 
 /* ---- Exchanging gradients ---- */

@@ -39,7 +39,9 @@ struct device_engine {
     struct allocations allocations;
     struct train_state state; /* device memory */
     float *gradients;
-    struct exchange_update shared; /* for an exchange that updates the parameters */
+    /* For an exchange that updates the parameters. `shared.rounded`: also for device_engine_update(). */
+    struct exchange_update shared;
+    bool to_fp16; /* shared.rounded is in fp16 instead of bf16 */
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* training samples that are live or loaded */
     struct device_augment augment;
@@ -87,13 +89,12 @@ enum status device_engine_open(struct device_engine *engine);
 /* Opens the samples: the data sets in device memory, the augmentation, and the feed. */
 enum status device_engine_open_data(struct device_engine *engine);
 /* Opens the arrays for training, the progress and the totals. The parameters must be allocated. The engine
- * may have set shared.rounded, losses.scale and tensors.tensor_cores. */
+ * may have set shared.rounded, to_fp16, losses.scale and tensors.tensor_cores. */
 enum status device_engine_open_learning(struct device_engine *engine);
 
-/* Clips the gradients and updates the parameters. If `rounded` is not NULL, it gets the new parameters in
- * bf16. Losses that are scaled must be unscaled before. */
-enum status device_engine_update(struct device_engine *engine, const struct update *update,
-                                 __nv_bfloat16 *rounded);
+/* Clips the gradients and updates the parameters, and engine->shared.rounded unless it is NULL. With loss
+ * scaling, divides the gradients by the scale before, and the device decides whether to apply the update. */
+enum status device_engine_update(struct device_engine *engine, const struct update *update);
 
 /* device_engine_stop() makes the device current and waits for the engine's stream. The engine then releases
  * its own resources, and calls device_engine_close(), which does not free the state. Both functions ignore
@@ -139,6 +140,7 @@ void device_stage_release(void *memory, bool mapped);
 enum status device_engine_set(void *state, const struct train_state *from);
 enum status device_engine_get(void *state, struct train_state *into);
 enum status device_engine_gradients(void *state, float *gradients);
+enum status device_engine_overflows(void *state, uint32_t *steps);
 enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uint32_t count);
 enum status device_engine_totals(void *state, struct train_totals *totals);
 void device_engine_progress(const void *state, struct train_progress *progress);

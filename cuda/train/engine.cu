@@ -26,6 +26,11 @@ struct network : device_engine {
     /* In 16 bits: fp32 values in C order of a tensor that enters or leaves the network. It is the workspace
      * if that is large enough. */
     float *staging;
+    /* The tensors of a layer in fp32 between layers in 16 bits, as fp32 values in C order. They have room for
+     * the largest of these layers. NULL if there are none. */
+    struct {
+        float *in, *out;
+    } wide;
     /* Gradients of one micro-batch or part, before they are added to `gradients`. NULL if a step has only
      * one.
      */
@@ -103,6 +108,33 @@ static void share_relus(struct network *network)
     }
 }
 
+/* ---- Layers in fp32 (--fp32-layers) ---- */
+
+/* Returns the precision of a layer's GEMMs. */
+static enum precision precision_of(const struct network *network, const struct layer *layer)
+{
+    return layer->fp32 && has_gemm(layer) ? PRECISION_FP32 : network->precision;
+}
+
+/* Returns whether the tensors of a layer are converted for its passes: the layer is in fp32, and tensors
+ * between layers have 16 bits. */
+static bool is_wide(const struct network *network, const struct layer *layer)
+{
+    return stored_bytes(precision_of(network, layer)) != stored_bytes(network->precision);
+}
+
+/* Returns such a layer with its tensors in network->wide. As elsewhere, gradients have the memory of their
+ * tensors. The last layer has its outputs, and then their gradients, in `logits`: they are never rounded. */
+static struct device_layer widened(const struct network *network, const struct device_layer *self)
+{
+    struct device_layer own = *self;
+    own.in = network->wide.in;
+    own.in_delta = self->in_delta ? network->wide.in : nullptr;
+    own.out = own.out_delta = self->logits ? self->logits : network->wide.out;
+    own.in_last = own.out_last = false;
+    return own;
+}
+
 /* ---- The order of axes ---- */
 
 /* Returns whether a layer needs the gradient of its input: the network's input needs none, except in a
@@ -122,10 +154,13 @@ static bool agree(bool *one, bool *other)
 
 /* Applies the restrictions of layer i to last[i], its input, and last[i + 1], its output. Returns whether
  * that changed a tensor. */
-static bool restrict_order(const struct train *train, uint32_t i, bool *last)
+static bool restrict_order(const struct network *network, uint32_t i, bool *last)
 {
+    const struct train *train = network->train;
     const struct layer_spec *spec = &train->model->layers[i].spec;
     bool *in = &last[i], *out = &last[i + 1], none = false;
+    if (is_wide(network, &train->model->layers[i])) /* the conversions change the order */
+        return false;
     if (spec->kind == LAYER_LINEAR) /* its weights are in C order */
         return agree(in, &none);
     if (spec->kind == LAYER_CONV && has_in_delta(train, i) && !*in)
@@ -145,7 +180,7 @@ static void choose_orders(struct network *network)
     while (changed) {
         changed = false;
         for (uint32_t i = 0; i < model->layer_count; i++)
-            changed |= restrict_order(network->train, i, last);
+            changed |= restrict_order(network, i, last);
     }
     for (uint32_t i = 0; i < model->layer_count; i++) {
         network->layers[i].in_last = last[i];
@@ -186,6 +221,23 @@ static enum status open_tensor(struct network *network, int64_t i, size_t sample
     return STATUS_OK;
 }
 
+/* `prepare` of a layer with a GEMM has its results in the windows, or in the state of cuDNN, which never
+ * stores 16 bits. */
+static enum status prepare_layer(struct network *network, struct device_layer *self)
+{
+    const struct layer_passes *by = &network->passes[self->layer->spec.kind];
+    const enum precision precision = precision_of(network, self->layer);
+    if (!by->prepare)
+        return STATUS_OK;
+    if (!is_wide(network, self->layer))
+        return by->prepare(self, precision, network->capacity, &network->allocations, network->stream);
+    struct device_layer own = widened(network, self);
+    TRY(by->prepare(&own, precision, network->capacity, &network->allocations, network->stream));
+    self->forward = own.forward;
+    self->backward = own.backward;
+    return STATUS_OK;
+}
+
 /* Opens layer i; the layers before it must be open. */
 static enum status open_layer(struct network *network, uint32_t i)
 {
@@ -201,10 +253,7 @@ static enum status open_layer(struct network *network, uint32_t i)
         TRY(open_tensor(network, i, self->layer->out_values));
     if (self->layer->spec.kind == LAYER_ADD)
         self->added = self - self->layer->spec.back;
-    const struct layer_passes *by = &network->passes[self->layer->spec.kind];
-    return by->prepare ? by->prepare(self, network->precision, network->capacity, &network->allocations,
-                                     network->stream)
-                       : STATUS_OK;
+    return prepare_layer(network, self);
 }
 
 /* The logits of the last layer are in fp32. */
@@ -289,6 +338,21 @@ static enum status open_staging(struct network *network)
                                       : allocate(&network->allocations, &network->staging, values);
 }
 
+static enum status open_wide(struct network *network)
+{
+    const struct model *model = network->train->model;
+    size_t in = 0, out = 0;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (is_wide(network, &model->layers[i])) {
+            in = model->layers[i].in_values > in ? model->layers[i].in_values : in;
+            out = model->layers[i].out_values > out ? model->layers[i].out_values : out;
+        }
+    if (in == 0)
+        return STATUS_OK;
+    TRY(allocate(&network->allocations, &network->wide.in, network->capacity * in));
+    return allocate(&network->allocations, &network->wide.out, network->capacity * out);
+}
+
 static enum status open_learning(struct network *network)
 {
     const struct train *train = network->train;
@@ -297,7 +361,7 @@ static enum status open_learning(struct network *network)
         TRY(allocate_zeros(&network->allocations, &network->added, train->model->arena_values,
                            network->stream));
     if (network->precision == PRECISION_FP16)
-        TRY(allocate_zeros(&network->allocations, &network->losses.scale, 1, network->stream));
+        TRY(scaling_open(train->model, &network->allocations, &network->losses.scale, network->stream));
     network->tensors.tensor_cores = network->precision != PRECISION_FP32;
     return device_engine_open_learning(network);
 }
@@ -316,6 +380,7 @@ static enum status network_open(struct network *network)
     network->allocations.part = MEMORY_WORKSPACE;
     TRY(allocate(&network->allocations, &network->workspace, WORKSPACE_VALUES));
     TRY(open_staging(network));
+    TRY(open_wide(network));
     TRY(device_engine_open_data(network));
     if (!train->forward_only)
         TRY(open_learning(network));
@@ -404,28 +469,77 @@ static enum status gather_inputs(struct network *network, const struct device_se
                : STATUS_OK;
 }
 
+/* Returns the pass of a layer. */
+static struct pass pass_of(const struct network *network, const struct layer *layer, const struct pass *pass)
+{
+    struct pass own = *pass;
+    own.precision = precision_of(network, layer);
+    return own;
+}
+
+static enum status forward_layer(const struct network *network, const struct device_layer *self,
+                                 const struct pass *pass)
+{
+    const struct layer *layer = self->layer;
+    const struct layer_passes *by = &network->passes[layer->spec.kind];
+    const struct pass own_pass = pass_of(network, layer, pass);
+    if (!is_wide(network, layer))
+        return by->forward(self, &own_pass);
+    const struct device_layer own = widened(network, self);
+    TRY(stored_into(pass->precision, &layer->in, self->in_last, pass->count, self->in, network->wide.in,
+                    pass->stream));
+    TRY(by->forward(&own, &own_pass));
+    return self->logits ? STATUS_OK
+                        : stored_from(pass->precision, &layer->out, self->out_last, pass->count,
+                                      network->wide.out, self->out, pass->stream);
+}
+
+/* The input is converted before its gradient may overwrite it. */
+static enum status backward_layer(const struct network *network, const struct device_layer *self,
+                                  const struct pass *pass)
+{
+    const struct layer *layer = self->layer;
+    const struct layer_passes *by = &network->passes[layer->spec.kind];
+    const struct pass own_pass = pass_of(network, layer, pass);
+    if (!is_wide(network, layer))
+        return by->backward(self, &own_pass);
+    const struct device_layer own = widened(network, self);
+    TRY(stored_into(pass->precision, &layer->in, self->in_last, pass->count, self->in, network->wide.in,
+                    pass->stream));
+    if (!self->logits)
+        TRY(stored_into(pass->precision, &layer->out, self->out_last, pass->count, self->out_delta,
+                        network->wide.out, pass->stream));
+    TRY(by->backward(&own, &own_pass));
+    return self->in_delta && pass->of & GRADIENTS_OF_INPUTS
+               ? stored_from(pass->precision, &layer->in, self->in_last, pass->count, network->wide.in,
+                             self->in_delta, pass->stream)
+               : STATUS_OK;
+}
+
 /* Afterwards, the logits of the last layer are complete. */
 static enum status network_forward(struct network *network, const struct pass *pass)
 {
     const struct device_layer *last = network_last_layer(network);
     for (uint32_t i = 0; i < network->train->model->layer_count; i++)
-        TRY(network->passes[network->layers[i].layer->spec.kind].forward(&network->layers[i], pass));
-    return last->logits && last->logits != last->out && last->layer->spec.kind != LAYER_LINEAR
+        TRY(forward_layer(network, &network->layers[i], pass));
+    return last->logits && last->logits != last->out && last->layer->spec.kind != LAYER_LINEAR &&
+                   !is_wide(network, last->layer)
                ? stored_into(pass->precision, &last->layer->out, last->out_last, pass->count, last->out,
                              last->logits, pass->stream)
                : STATUS_OK;
 }
 
 /* Computes the loss and the gradient of the logits. In 16 bits, the logits make room for their gradient in
- * fp32, which is then rounded. */
+ * fp32, which is then rounded, unless the last layer is in fp32: backward_layer() takes it from there. */
 static enum status network_loss(struct network *network, const struct pass *pass, uint64_t step)
 {
     const struct device_layer *last = network_last_layer(network);
     float *deltas = network->staging ? last->logits : static_cast<float *>(last->out_delta);
     TRY(loss_take(network->train, last->logits, network->batch, pass, step, deltas, &network->losses));
-    return network->staging ? stored_from(pass->precision, &last->layer->out, last->out_last, pass->count,
-                                          deltas, last->out_delta, pass->stream)
-                            : STATUS_OK;
+    return network->staging && !is_wide(network, last->layer)
+               ? stored_from(pass->precision, &last->layer->out, last->out_last, pass->count, deltas,
+                             last->out_delta, pass->stream)
+               : STATUS_OK;
 }
 
 /* Runs the backward pass of one layer. The backward passes of all later layers must have run before. Each
@@ -443,7 +557,7 @@ static enum status network_backward_layer(struct network *network, const struct 
         TRY(visit_adds(before, end, [&](const struct device_layer *add) {
             return relu_mask(pass, self->in, add->out_delta, count);
         }));
-    TRY(network->passes[self->layer->spec.kind].backward(self, pass));
+    TRY(backward_layer(network, self, pass));
     return shared ? visit_adds(before, end,
                                [&](const struct device_layer *add) {
                                    return stored_add(pass, add->out_delta, count, self->in_delta);
@@ -504,19 +618,6 @@ static enum status learn_part(struct device_engine *engine, uint32_t epoch, uint
                : STATUS_OK;
 }
 
-/* With loss scaling, the device decides whether to apply the update. */
-static enum status network_update(struct device_engine *network, const struct update *update)
-{
-    const struct train *train = network->train;
-    size_t values = train->model->arena_values;
-    struct device_scale *scale = network->losses.scale;
-    RANGE(UPDATE);
-    if (scale)
-        TRY(scaling_unscale(scale, values, network->gradients, network->stream));
-    TRY(device_engine_update(network, update, nullptr));
-    return scale ? scaling_step(&train->scaling, scale, network->stream) : STATUS_OK;
-}
-
 static enum status infer(struct device_engine *engine, uint32_t count, const float **logits)
 {
     struct network *network = static_cast<struct network *>(engine);
@@ -571,7 +672,7 @@ static enum status stage_gradients(struct network *network, const struct pass *p
         if (pass->of & GRADIENTS_OF_INPUTS)
             TRY(network_backward_layer(network, self, pass));
         else if (self->layer->weight_values > 0)
-            TRY(network->passes[self->layer->spec.kind].backward(self, pass));
+            TRY(backward_layer(network, self, pass));
     }
     return STATUS_OK;
 }
@@ -617,7 +718,7 @@ static const struct stage_functions cuda_stages = {.value_bytes = sizeof(float),
 /* ---- The engines ---- */
 
 static const struct device_engine_functions functions = {
-    .gather = gather, .learn_part = learn_part, .update = network_update, .infer = infer};
+    .gather = gather, .learn_part = learn_part, .update = device_engine_update, .infer = infer};
 
 /* Opens a network whose convolutions are computed by CONV, and whose GEMMs have PRECISION. */
 template <const struct layer_passes *CONV, enum precision PRECISION>
@@ -635,6 +736,11 @@ static enum status cuda_accepts(const struct train *train)
 {
     TRY(model_refuse_batch_norm(train->model));
     return model_refuse_transformer(train->model);
+}
+
+static enum fp32_layer keeps_fp32(const struct layer *layer)
+{
+    return has_gemm(layer) ? FP32_CHOSEN : FP32_ALWAYS;
 }
 
 #define OWN_CONV (&own_passes[LAYER_CONV])
@@ -659,6 +765,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .unit = UNIT,
             .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
             .accepts = cuda_accepts,
+            .keeps_fp32 = PRECISION == PRECISION_FP32 ? nullptr : keeps_fp32,
             .stages = CONV == OWN_CONV ? &cuda_stages : nullptr,
             .open = cuda_open<CONV, PRECISION>,
             .close = network_close,
@@ -668,6 +775,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
             .totals = device_engine_totals,
             .progress = device_engine_progress,
             .gradients = device_engine_gradients,
+            .overflows = PRECISION == PRECISION_FP16 ? device_engine_overflows : nullptr,
             .evaluate = device_engine_evaluate,
             .memory_bytes = device_engine_memory_bytes,
             .test_samples = device_engine_test_samples};

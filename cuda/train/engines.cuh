@@ -17,15 +17,16 @@ extern "C" const struct engine engine_cuda, engine_tf32, engine_bf16, engine_amp
 /* `cnn` in bf16 with fused kernels, replayed as a CUDA graph (graph/engine.cu). */
 extern "C" const struct engine engine_graph;
 
-/* Vision transformers in bf16 on tensor cores. Sums, the optimizer and its copy of the parameters are in fp32
- * (vit/engine.cu). */
-extern "C" const struct engine engine_vit;
+/* Vision transformers on tensor cores (vit/engine.cu): engine_vit in bf16, engine_vit_amp in fp16 with loss
+ * scaling. Sums, the optimizer and its copy of the parameters are in fp32. */
+extern "C" const struct engine engine_vit, engine_vit_amp;
 
-/* Residual networks in bf16 on tensor cores, with the same parts in fp32 (resnet/engine.cu). */
-extern "C" const struct engine engine_resnet;
+/* Residual networks on tensor cores, with the same precisions (resnet/engine.cu). */
+extern "C" const struct engine engine_resnet, engine_resnet_amp;
 
-/* For tests, with a state of engine_resnet: gets the output of a layer for the first `count` samples of the
- * latest training step, in C order. STATUS_UNAVAILABLE if the engine does not store it. */
+/* For tests, with a state of engine_resnet or engine_resnet_amp: gets the output of a layer for the first
+ * `count` samples of the latest training step, in C order. STATUS_UNAVAILABLE if the engine does not store
+ * it. */
 enum status resnet_output(void *state, uint32_t layer, uint32_t count, float *values);
 
 /* Set if a CUDA kernel of engine_graph may overlap the end of the previous kernel. A change applies to

@@ -22,15 +22,23 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
+#include <type_traits>
 
-/* ---- Words of two bf16 values ---- */
+/* ---- Words of two 16-bit values ---- */
 
-/* Converts two floats to bf16. `low` goes to the lower half of the word. Arrays of words stay in registers;
- * arrays of __nv_bfloat162 can end up in local memory. */
-static __device__ __forceinline__ uint32_t pack(float low, float high)
+/* Converts two floats to a 16-bit type. `low` goes to the lower half of the word. Arrays of words stay in
+ * registers; arrays of __nv_bfloat162 can end up in local memory. A value beyond the range of fp16 becomes
+ * infinite. */
+template <class T> static __device__ __forceinline__ uint32_t pack(float low, float high)
 {
-    __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<uint32_t *>(&both);
+    static_assert(std::is_same<T, __nv_bfloat16>::value || std::is_same<T, __half>::value, "no 16-bit type");
+    if constexpr (std::is_same<T, __nv_bfloat16>::value) {
+        __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+        return *reinterpret_cast<uint32_t *>(&both);
+    } else {
+        __half2 both = __floats2half2_rn(low, high);
+        return *reinterpret_cast<uint32_t *>(&both);
+    }
 }
 
 static __device__ __forceinline__ float bf16_low(uint32_t word)
@@ -41,6 +49,16 @@ static __device__ __forceinline__ float bf16_low(uint32_t word)
 static __device__ __forceinline__ float bf16_high(uint32_t word)
 {
     return __uint_as_float(word & 0xffff0000u);
+}
+
+/* The opposite of pack(). */
+template <class T> static __device__ __forceinline__ float2 values_of(uint32_t word)
+{
+    static_assert(std::is_same<T, __nv_bfloat16>::value || std::is_same<T, __half>::value, "no 16-bit type");
+    if constexpr (std::is_same<T, __nv_bfloat16>::value)
+        return {bf16_low(word), bf16_high(word)};
+    else
+        return __half22float2(*reinterpret_cast<const __half2 *>(&word));
 }
 
 /* ---- c += a b ---- */

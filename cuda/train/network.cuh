@@ -4,15 +4,25 @@
 #define FDSL_CUDA_TRAIN_NETWORK_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "common/check.cuh"
 #include "core/status.h"
 #include "train/engine.h"
+#include "train/layer_precision.h"
 #include "train/operands.cuh"
 #include "train/loss.h"
 
 #define BLOCK 256 /* threads per block of kernels with one element per thread */
+
+typedef __nv_bfloat16 bf16;
+typedef __half fp16;
+
+/* Instantiates a function template for both 16-bit types of tensors. */
+#define EACH_HALF(name)                       \
+    template decltype(name<bf16>) name<bf16>; \
+    template decltype(name<fp16>) name<fp16>;
 
 /* Format of GEMM operands. Sums, parameters and their gradients are fp32. Tensors between layers are stored
  * in 16 bits if GEMM operands have 16 bits, otherwise in fp32. */
@@ -39,7 +49,7 @@ struct device_layer {
     void *in, *out;
     /* Gradients of the loss with respect to `in` and `out`. in_delta is NULL if it is not needed. A gradient
      * may have the memory of its tensor, as no value of the tensor is needed after the gradient is stored:
-     * see open_deltas() in engine.cu. */
+     * see open_tensor() in engine.cu. */
     void *in_delta, *out_delta;
     bool in_last, out_last; /* whether `in` and `out` are channels last (stored.cuh); never in fp32 */
     float *logits;          /* last layer only: gets the outputs, in fp32, instead of `out` */
@@ -325,8 +335,13 @@ enum status batch_gather(const struct data *data, const struct device_set *set,
  * returns the number of skipped steps. */
 struct device_scale {
     struct loss_scale now;
-    uint32_t overflowed; /* whether the gradients of this step contain an Inf or a NaN */
-    uint32_t skipped;    /* steps skipped since the last totals() */
+    /* If the gradients of this step contain an Inf or a NaN: 1 + the number of the last layer, in the order
+     * of the table, that has one. The backward pass begins with the last layer, so there the overflow began.
+     * Otherwise 0. */
+    uint32_t overflowed;
+    uint32_t skipped; /* steps skipped since the last totals() */
+    struct layer_places places;
+    uint32_t steps[MODEL_LAYERS_MAX]; /* per layer of the table: skipped steps whose overflow began there */
 };
 
 #define LOSS_MASKED 2 /* in device_losses.right: the sample does not count */
@@ -348,13 +363,18 @@ enum status loss_take(const struct train *train, const float *logits, const stru
                       const struct pass *pass, uint64_t step, float *deltas,
                       const struct device_losses *losses);
 
+/* Allocates the state. Its scale is set later. */
+enum status scaling_open(const struct model *model, struct allocations *allocations,
+                         struct device_scale **scale, cudaStream_t stream);
+
 /* scaling_check() sets `overflowed` if one of `values` gradients is not finite. scaling_unscale() does so
  * too, and divides them by the scale. */
 enum status scaling_check(struct device_scale *scale, size_t values, const float *gradients,
                           cudaStream_t stream);
 enum status scaling_unscale(struct device_scale *scale, size_t values, float *gradients, cudaStream_t stream);
 
-/* Call after the optimizer. Counts the step if it was skipped, updates the scale, and clears `overflowed`. */
+/* Call after the optimizer. Counts the step and its layer if it was skipped, updates the scale, and clears
+ * `overflowed`. */
 enum status scaling_step(const struct loss_scale_rule *rule, struct device_scale *scale, cudaStream_t stream);
 
 /* Clipping of gradients (optimizer.cu); in device memory. The host never waits for the norm. The order of the
@@ -405,8 +425,9 @@ struct update_extras {
     const struct device_clip *clip;
     const struct tensor_update *groups; /* groups[i] applies to the MODEL_ALIGNMENT parameters from
                                            MODEL_ALIGNMENT * i on */
-    __nv_bfloat16 *rounded;             /* gets the new parameters, rounded to bf16 */
-    const float *trust, *directions;    /* set by tensors_adjust() */
+    void *rounded; /* gets the new parameters, rounded to fp16 if `to_fp16` is set, else to bf16 */
+    bool to_fp16;
+    const float *trust, *directions; /* set by tensors_adjust() */
 };
 
 /* Call before parameters_update() if train_needs_tensors(): the pass over whole tensors (optimizer.h). Sets

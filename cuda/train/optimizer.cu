@@ -9,15 +9,27 @@
 
 /* ---- Loss scaling ---- */
 
-/* Several threads may set `overflowed`; all write the same value. */
+enum status scaling_open(const struct model *model, struct allocations *allocations,
+                         struct device_scale **scale, cudaStream_t stream)
+{
+    struct device_scale own = {};
+    layer_places_of(model, &own.places);
+    TRY(allocate_copy(allocations, scale, &own, sizeof own, stream));
+    return CUDA_STATUS(cudaStreamSynchronize(stream));
+}
+
+/* The check before atomicMax() saves most of these operations when all gradients have overflowed. */
 static __global__ void unscale_kernel(struct device_scale *scale, size_t values, float *gradients)
 {
     size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
     if (i >= values)
         return;
     float gradient = gradients[i];
-    if (!isfinite(gradient))
-        scale->overflowed = true;
+    if (!isfinite(gradient)) {
+        const uint32_t layer = layer_places_find(&scale->places, i) + 1;
+        if (layer > *static_cast<volatile uint32_t *>(&scale->overflowed))
+            atomicMax(&scale->overflowed, layer);
+    }
     gradients[i] = gradient / scale->now.scale;
 }
 
@@ -43,9 +55,11 @@ enum status scaling_unscale(struct device_scale *scale, size_t values, float *gr
 
 static __global__ void scale_kernel(const struct loss_scale_rule rule, struct device_scale *scale)
 {
-    scale->skipped += scale->overflowed;
-    loss_scale_step(&rule, &scale->now, scale->overflowed);
-    scale->overflowed = false;
+    scale->skipped += scale->overflowed > 0;
+    if (scale->overflowed > 0)
+        scale->steps[scale->overflowed - 1]++;
+    loss_scale_step(&rule, &scale->now, scale->overflowed > 0);
+    scale->overflowed = 0;
 }
 
 enum status scaling_step(const struct loss_scale_rule *rule, struct device_scale *scale, cudaStream_t stream)
@@ -545,8 +559,10 @@ static __global__ void __launch_bounds__(BLOCK)
         averages[i] = average;
     }
     if (extras.rounded)
-        reinterpret_cast<uint2 *>(extras.rounded)[i] = {pack(parameter.x, parameter.y),
-                                                        pack(parameter.z, parameter.w)};
+        static_cast<uint2 *>(extras.rounded)[i] =
+            extras.to_fp16
+                ? uint2{pack<fp16>(parameter.x, parameter.y), pack<fp16>(parameter.z, parameter.w)}
+                : uint2{pack<bf16>(parameter.x, parameter.y), pack<bf16>(parameter.z, parameter.w)};
 }
 
 enum status parameters_update(const struct update *update, size_t values, const float *gradients,

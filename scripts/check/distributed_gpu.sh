@@ -240,6 +240,10 @@ check 'peer-fused: train-tf32 with --accumulate is bit-identical to peer' same_a
 check 'peer-fused: moments take less memory' less_memory
 check 'train-amp refuses peer-fused' fails_with 4 'scales the loss, so it needs all sums before the update; use --sync peer' \
     mpirun --bind-to none -n 2 "$bench" --variant train-amp --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1
+[[ ! $vit ]] || check 'train-vit-amp: compared with the reference, with overflows' on_ranks "$ranks" --data digits --epochs 1 \
+    --variant train-vit-amp --model vit-micro --verify --verify-steps 12 --train-size 203 --batch 11 --loss-scale 16777216
+[[ ! $vit ]] || check 'train-vit-amp: gradients in bf16, with overflows' on_ranks "$ranks" --data digits --epochs 1 \
+    --variant train-vit-amp --model vit-micro --verify --sync peer-bf16 --train-size 203 --batch 11 --loss-scale 16777216
 check 'train-graph refuses peer-fused' fails_with 4 'updates the parameters in its own kernels; use --sync peer' \
     mpirun --bind-to none -n 2 "$bench" --variant train-graph --sync peer-fused --data digits --batch 8 --train-size 100 --epochs 1
 for option in --clip-norm --ema; do

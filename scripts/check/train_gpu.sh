@@ -3,12 +3,12 @@
 # odd sizes. Checks that repeated and resumed runs are bit-identical, that samples generated during training (live) equal
 # stored ones, that samples read during training (--feed load; ONLY='^load:') give the reference's losses with any number of
 # threads, and that the trainer continues from a checkpoint of train-naive. With --sanitize, runs layers, short training
-# runs and inference under compute-sanitizer. --engine selects train-tf32, train-bf16, train-amp, train-vit or train-resnet instead of
-# train-cuda. For tf32, bf16 and amp, the gemms on tensor cores are also checked bit for bit. The tests of the kernels for live
-# samples, streams and augmentation, of cuDNN and of train-graph run only with --engine cuda, the default. Processes block each
-# other in the JPEG engines of a GPU, so checks of the engines run alone, and the other checks decode by CPU threads.
+# runs and inference under compute-sanitizer. --engine selects another variant than train-cuda. For tf32, bf16 and amp, the
+# gemms on tensor cores are also checked bit for bit. The tests of the kernels for live samples, streams and augmentation, of
+# cuDNN and of train-graph run only with --engine cuda, the default. Processes block each other in the JPEG engines of a GPU, so
+# checks of the engines run alone, and the other checks decode by CPU threads.
 #
-#   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit|resnet] [--sanitize]
+#   scripts/check/train_gpu.sh [--engine cuda|tf32|bf16|amp|vit|vit-amp|resnet|resnet-amp] [--sanitize]
 #
 # Prints one line per check, then "N passed, N failed". Exit status 1 if a check failed, 4 if the trainer is not
 # available. ONLY=REGEX: run only the checks whose names match. JOBS=N: parallel checks (default: half of the
@@ -33,8 +33,8 @@ while (($#)); do
     case $1 in
     --engine)
         engine=${2:-}
-        [[ $engine =~ ^(cuda|tf32|bf16|amp|vit|resnet)$ ]] ||
-            refuse "--engine '$engine': the engines are cuda, tf32, bf16, amp, vit and resnet"
+        [[ $engine =~ ^(cuda|tf32|bf16|amp|vit|vit-amp|resnet|resnet-amp)$ ]] ||
+            refuse "--engine '$engine': the engines are cuda, tf32, bf16, amp, vit, vit-amp, resnet and resnet-amp"
         shift
         ;;
     --sanitize) sanitize=1 ;;
@@ -43,6 +43,7 @@ while (($#)); do
     shift
 done
 need_variant "train-$engine"
+family=${engine%-amp} # vit and resnet in either 16-bit type
 
 # small, model: the networks of the checks that train; small is for checks with many steps. infer: the variant for inference.
 # nets: the layers and networks to compare with the reference; sanitized: those to run under compute-sanitizer.
@@ -51,14 +52,14 @@ nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_ro
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
 tools='memcheck racecheck initcheck synccheck'
 [[ ! $engine =~ ^(tf32|bf16)$ ]] || infer=infer-$engine
-if [[ $engine == vit ]]; then
+if [[ $family == vit ]]; then
     small=vit-micro model=vit-micro infer=infer-vit
     nets='vit-micro vit64 vit128 vit192 vit200 vit1024 vit-tiny vit-base vit-large' sanitized='vit-micro vit64 vit128 vit200 vit1024'
     # cuBLASLt's kernels (nvjet_*) copy through TMA, and initcheck does not see what they write.
     tools='memcheck racecheck synccheck'
 fi
 
-if [[ $engine == resnet ]]; then
+if [[ $family == resnet ]]; then
     small=resnet-micro model=resnet-micro infer=infer-resnet
     nets='resnet-micro residual' sanitized='resnet-micro residual'
     tools='memcheck racecheck synccheck' # initcheck: as for vit
@@ -94,7 +95,7 @@ if ((sanitize)); then
             # initcheck would also check memory that nvJPEG's own kernels write.
             [[ $tool == initcheck ]] || alone check "$tool: streams that decode on the device" under "$tool" \
                 "$streams" --short hardware hybrid
-        elif [[ ! $engine =~ ^(vit|resnet)$ ]]; then
+        elif [[ ! $family =~ ^(vit|resnet)$ ]]; then
             check "$tool: gemms" under "$tool" "$products" --short
         fi
         check "$tool: an epoch, a test, a checkpoint" under "$tool" \
@@ -105,7 +106,7 @@ if ((sanitize)); then
             "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 --train-size 20 \
             --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1
         # shellcheck disable=SC2086  # several words on purpose
-        [[ $engine == resnet ]] || # it has no parts
+        [[ $family == resnet ]] || # it has no parts
             check "$tool: an epoch of augmented and mixed samples, in parts" under "$tool" \
             "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 \
             --train-size 20 --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1 --accumulate 3
@@ -140,6 +141,7 @@ done
 check 'compared with the reference: clipping, averages, layer decay, steps in parts' "$kernels" --engine "$engine" recipe
 check 'load: masked samples compared with the reference; a planted fault is found' "$kernels" --engine "$engine" masked
 check 'multi-hot labels compared with the reference; a planted fault is found' "$kernels" --engine "$engine" multi-hot
+[[ $engine == cuda ]] || check 'compared with the reference: layers in fp32' "$kernels" --engine "$engine" fp32
 several=(--data synth --preset multifractal-1k --classes 37 --res 28 --train-size 200 --test-size 60 --batch 33)
 several_classes() { # images with several classes: live (fresh) ones that the device or the host draws, and a prepared set
     local run=("$bench" --variant "train-$engine" --model "$model" --loss bce --epochs 2 --verify) generator feed
@@ -193,7 +195,7 @@ lenet digits 16 100 --optimizer lamb --lr 0.01 --weight-decay 0.02 --clip-norm 1
 cnn digits 16 100 --optimizer muon --weight-decay 0.02 --clip-adaptive 0.05 --ema 0.9 --dropout 0.1
 cnn3d clips 7 40 --optimizer muon --momentum 0.95 --accumulate 3
 lenet digits 16 100 --optimizer sgd --lr 0.01 --clip-value 0.01 --loss bce --bce-sum --bce-threshold 0.2 --bce-pos-weight 2"
-[[ $engine != vit ]] || grid="vit-micro digits 1 60 --optimizer sgd --lr 0.01
+[[ $family != vit ]] || grid="vit-micro digits 1 60 --optimizer sgd --lr 0.01
 vit-micro digits 257 600 --shift 2 --flip
 vit-micro digits 7 20 --optimizer adamw --weight-decay 0.05 --lr-schedule cosine --lr-warmup 0.5 --label-smoothing 0.1
 vit-micro digits 64 200 --checkpoint-activations --optimizer sgd --lr 0.01
@@ -216,7 +218,7 @@ vit-micro digits 16 100 --optimizer lamb --lr 0.01 --weight-decay 0.05 --clip-no
 vit-micro digits 16 100 --optimizer muon --weight-decay 0.05 --ema 0.9 --layer-decay 0.8
 vit-tiny synth 3 9 --res 32 --optimizer muon --clip-adaptive 0.05
 vit-micro digits 16 100 --optimizer sgd --lr 0.01 --clip-value 0.01 --loss bce --bce-sum --bce-pos-weight 2"
-[[ $engine != resnet ]] || grid="resnet-micro digits 32 96 --optimizer sgd --lr 0.01
+[[ $family != resnet ]] || grid="resnet-micro digits 32 96 --optimizer sgd --lr 0.01
 resnet-micro digits 257 600 --shift 2 --flip --optimizer sgd --lr 0.01
 resnet-micro synth 33 99 --res 40 --classes 7 --shift 2 --flip --optimizer sgd --lr 0.01 --clip-norm 1 --ema 0.9
 resnet-micro synth 33 99 --res 60 --out-res 41 --classes 7 $augmented --repeats 3 --mixup 0.8 --cutmix 1 --optimizer sgd --lr 0.01
@@ -229,7 +231,7 @@ while read -r net data batch size extra; do
         --verify-steps 50 --model "$net" --data "$data" --batch "$batch" --train-size "$size" \
         --test-size "$batch" --epochs 1 $extra
 done <<<"$grid"
-[[ $engine =~ ^(cuda|vit|resnet)$ ]] || check 'gemms on tensor cores, bit for bit' "$products"
+[[ $family =~ ^(cuda|vit|resnet)$ ]] || check 'gemms on tensor cores, bit for bit' "$products"
 
 cudnn() {
     if ! grep -q 'train-cudnn  *available' <<<"$list"; then
@@ -273,8 +275,8 @@ same_weights() { # name, command: compares two runs of three epochs, and a run t
 }
 check 'the same seed gives the same weights, resumed or not' same_weights part "${train[@]}"
 recipe=(--clip-norm 0.5 --ema 0.99 --accumulate 3) # with --ema, exports contain the average of the weights
-[[ $engine != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
-[[ $engine != resnet ]] || recipe=(--clip-norm 0.5 --ema 0.99)
+[[ $family != vit ]] || recipe+=(--layer-decay 0.75 --drop-path 0.2)
+[[ $family != resnet ]] || recipe=(--clip-norm 0.5 --ema 0.99)
 check 'clipping, averages and parts: the same weights, resumed or not' same_weights recipe "${train[@]}" "${recipe[@]}"
 check 'lamb: the same weights, resumed or not' same_weights lamb "${train[@]}" --optimizer lamb --weight-decay 0.02 --ema 0.9 \
     --ema-warmup
@@ -316,11 +318,30 @@ jpeg_epochs() {
 }
 [[ $engine != resnet ]] || alone check 'resnet50: two epochs on JPEG shards' jpeg_epochs
 scaled() { # the scale grows by a factor of 4 after steps 3 and 6 of 8
-    "$bench" --variant train-amp --model lenet --data digits --train-size 80 --test-size 9 --batch 10 --epochs 1 \
+    "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 80 --test-size 9 --batch 10 --epochs 1 \
         --loss-scale 1024 --loss-scale-growth 4 --loss-scale-backoff 0.25 --loss-scale-interval 3 --out "$work/scaled.csv" &&
         [[ $(columns "$work/scaled.csv" 'loss_scale skipped_steps') == '16384 0 ' ]]
 }
-[[ $engine != amp ]] || check 'loss scaling with other constants' scaled
+overflowed() { # the first scale overflows; the steps are skipped, their layer is named, and the run resumes with the same bits
+    local run=("$bench" --variant "train-$engine" --model "$small" --data digits --train-size 80 --test-size 9 --batch 10
+        --loss-scale 16777216) rows
+    "${run[@]}" --epochs 2 --out "$work/overflowed.csv" --export "$work/overflowed" || return
+    rows=$(columns "$work/overflowed.csv" 'skipped_steps overflow_layers') && echo "$rows" &&
+        [[ $rows =~ ^[1-9][0-9]*\ [a-z0-9_.]+=[1-9] ]] &&
+        "${run[@]}" --epochs 1 --checkpoint "$work/overflowed-parts" && "${run[@]}" --epochs 2 --checkpoint "$work/overflowed-parts" --resume \
+        --export "$work/overflowed-again" && cmp "$work/overflowed" "$work/overflowed-again"
+}
+if [[ $engine == *amp ]]; then
+    check 'loss scaling with other constants' scaled
+    check 'overflows are skipped and named' overflowed
+fi
+layers='conv*'
+[[ $family != vit ]] || layers='head,patch_embed*'
+[[ $family != resnet ]] || layers='fc'
+[[ $engine == cuda ]] || check "--fp32-layers $layers, compared with the reference" "$bench" --variant "train-$engine" --verify --model "$small" \
+    --data digits --train-size 200 --test-size 50 --batch 16 --epochs 1 --fp32-layers "$layers"
+[[ ! $family =~ ^(vit|resnet)$ ]] || check '--fp32-layers refuses other layers by name' fails_with 2 '--fp32-layers may name' \
+    "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 200 --test-size 50 --batch 16 --fp32-layers '*'
 within=(--data digits --train-size 5000 --test-size 100 --batch 16 --shift 2)
 killed_within_an_epoch() { # name, variant, model, options: checks that checkpoints, tests and kills within epochs change no bits
     local run=("$bench" --variant "$2" --model "$3" "${within[@]}" --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
@@ -412,7 +433,7 @@ for column in ("epoch", "test_loss", "test_acc"):
     assert trained[column] and trained[column] == inferred[column]
 END
 }
-[[ $engine == amp ]] || check "$infer measures the test loss of train-$engine" same_test
+[[ $engine == *amp ]] || check "$infer measures the test loss of train-$engine" same_test
 goes_on() { # continues from the checkpoint of another variant
     "$bench" --variant train-naive --model "$small" --data digits --train-size 100 --epochs 1 --checkpoint "$work/naive" &&
         "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 100 --epochs 2 --resume --checkpoint "$work/naive" &&
@@ -426,7 +447,7 @@ check 'a NaN loss stops training, with its step and layer' fails_with 1 \
 # ---- Samples that are read during training (--feed load) ----
 
 res=41
-[[ $engine != vit ]] || res=32
+[[ $family != vit ]] || res=32
 # JPEG files of two sizes in class folders; the same samples in shards, and in shards of raw arrays; and a folder with three
 # truncated files.
 make_loaded() {
@@ -620,9 +641,9 @@ same_activations() { # with --checkpoint-activations, the forward pass is comput
         "${train[@]}" --epochs 2 --checkpoint-activations --export "$work/again" &&
         cmp "$work/kept" "$work/again"
 }
-if [[ $engine == vit ]]; then
-    check 'train-vit refuses another network' fails_with 2 'use train-cuda' \
-        "$bench" --variant train-vit --model lenet --data digits --train-size 256
+if [[ $family == vit ]]; then
+    check "train-$engine refuses another network" fails_with 2 'use train-cuda' \
+        "$bench" --variant "train-$engine" --model lenet --data digits --train-size 256
     check '--checkpoint-activations gives the same weights' same_activations
     conclude
     exit

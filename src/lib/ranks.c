@@ -614,7 +614,6 @@ enum status comm_share_parts(float *values, const size_t *begins)
     return ranks.spread(values, end * sizeof *values);
 }
 
-
 bool comm_shares_memory = false;
 
 enum status comm_channels_open(const struct comm_channel_spec *specs, size_t count,

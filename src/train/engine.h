@@ -603,6 +603,13 @@ enum gradients_in {
     GRADIENTS_IN_GRAPH,  /* the gradients are in device memory; a CUDA graph captures the calls */
 };
 
+/* How an engine of lower precision supports --fp32-layers for a layer. */
+enum fp32_layer {
+    FP32_NEVER,
+    FP32_CHOSEN, /* if layer.fp32 is set */
+    FP32_ALWAYS, /* the layer is always computed in fp32 */
+};
+
 struct engine {
     const char *name; /* for messages */
     struct engine_bounds bounds;
@@ -626,6 +633,10 @@ struct engine {
     /* Returns STATUS_OK if the engine can train this network on these samples, else STATUS_USAGE with a
      * reason that calls the engine "it". NULL if the engine accepts every network. */
     enum status (*accepts)(const struct train *train);
+
+    /* Returns whether the engine can compute a layer with parameters in fp32 (layer.fp32). NULL: it has one
+     * precision for all layers. */
+    enum fp32_layer (*keeps_fp32)(const struct layer *layer);
 
     const struct stage_functions *stages; /* NULL: cannot be a stage of a pipeline */
 
@@ -653,6 +664,11 @@ struct engine {
     /* For tests and --export-step: writes the gradients of the latest step, before clipping and weight decay,
      * as an arena. */
     enum status (*gradients)(void *state, float *gradients);
+
+    /* For engines that scale the loss, else NULL: writes, for each layer of the model, the number of skipped
+     * steps since the last call, or set(), whose overflow began in this layer. These are the steps in which
+     * this layer's gradients, but no later layer's, contain an Inf or a NaN. */
+    enum status (*overflows)(void *state, uint32_t *steps);
 
     /* Writes the logits of samples first .. first + count - 1 of a set, in order: count * classes floats. No
      * dropout, no augmentation. `count` may exceed the batch size; the engine works in batches. */

@@ -147,7 +147,7 @@ const struct column step_columns[] = {
     {"lr", VALUE_REAL, COMBINE_FIRST, "", .about = "learning rate of this step"},
     {"gradient_norm", VALUE_REAL, COMBINE_FIRST, "",
      .about = "mean, over the steps since the previous row, of the gradients' norm before clipping; empty "
-              "without --clip-norm, and if train-amp skipped all these steps"},
+              "without --clip-norm, and if all these steps overflowed and were skipped"},
     {"items_per_s", VALUE_REAL, COMBINE_SUM, "samples/s",
      .about = "training samples per second since the previous row, also masked ones; without tests, "
               "checkpoints and rows"},

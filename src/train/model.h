@@ -90,6 +90,7 @@ struct layer {
     size_t weight, bias;
     size_t weight_values, bias_values; /* 0 if this kind of layer has none */
     size_t mean, variance;             /* LAYER_BATCH_NORM: start offsets of the running statistics */
+    bool fp32;     /* --fp32-layers: engines of lower precision compute this layer in fp32 */
     size_t output; /* start offset of its output in an array with the outputs of all layers for one sample */
 };
 

@@ -20,6 +20,7 @@
 #include "train/checkpoint.h"
 #include "train/epoch_report.h"
 #include "train/import_export.h"
+#include "train/layer_precision.h"
 #include "train/memory.h"
 #include "train/pipeline.h"
 #include "train/train_parts.h"
@@ -160,7 +161,8 @@ static const struct option_spec options[] = {
     {"bce-pos-weight", "W", OPTION_REAL, AT(bce_pos_weight), .minimum = 1e-6, .maximum = 1e6,
      .column = COLUMN, .help = "weight of the right class in --loss bce (default: 1)"},
     {"loss-scale", "S", OPTION_REAL, AT(loss_scale), .minimum = LOSS_SCALE_LEAST, .maximum = LOSS_SCALE_MOST,
-     .column = COLUMN, .help = "first scale of the loss (only train-amp; default: 65536)"},
+     .column = COLUMN,
+     .help = "first scale of the loss (only train-amp, train-vit-amp and train-resnet-amp; default: 65536)"},
     {"loss-scale-growth", "G", OPTION_REAL, AT(loss_scale_growth), .minimum = 1.0001, .maximum = 1024,
      .column = COLUMN,
      .help = "factor of the loss scale after --loss-scale-interval steps without overflow (default: 2)"},
@@ -170,12 +172,16 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "steps without overflow after which the loss scale grows (default: 2000)"},
     {"lr-cycle-mul", "M", OPTION_REAL, AT(lr_cycle_mul), .minimum = 1, .maximum = 100, .column = COLUMN,
      .help = "factor of the length of a cycle from one of --lr-cycles to the next (default: 1)"},
+    {"fp32-layers", "NAME,...", OPTION_TEXT, AT(fp32_layers), .column = COLUMN,
+     .help =
+         "compute these layers in fp32: names, or patterns such as conv*. Variants in TF32 and 16 bits list "
+         "the layers that they can compute in fp32; column overflow_layers has those that overflow"},
     {"drop-path", "RATE", OPTION_REAL, AT(drop_path), .maximum = 0.99, .column = COLUMN,
      .help = "rate of stochastic depth in the last block of a transformer; it rises linearly from 0 in the "
              "first block (default: the network's own rate)"},
     {"checkpoint-activations", NULL, OPTION_FLAG, AT(checkpoint_activations), .column = COLUMN,
-     .help =
-         "save memory: compute the forward pass of each block again in the backward pass (only train-vit)"},
+     .help = "save memory: compute the forward pass of each block again in the backward pass (only train-vit "
+             "and train-vit-amp)"},
     {"dropout", "RATE", OPTION_REAL, AT(dropout), .maximum = 0.99, .column = COLUMN,
      .help = "rate of the network's dropout layers, rounded to a multiple of 1/256 (default: the network's "
              "own rates)"},
@@ -1336,14 +1342,17 @@ static enum status train_suits(const struct options *given, const void *paramete
     const struct engine *engine = variant->traits;
     const enum data_feed feed = chosen_feed(parameters);
     if (parameters->checkpoint_activations && !engine->recomputes)
-        return status_set(STATUS_USAGE, "--checkpoint-activations works only with train-vit; drop it");
+        return status_set(STATUS_USAGE,
+                          "--checkpoint-activations works only with train-vit and train-vit-amp; drop it");
     TRY(check_generator(parameters, variant));
     TRY(check_decoding(parameters, variant));
     static const char *const scaling[] = {"loss-scale", "loss-scale-growth", "loss-scale-backoff",
                                           "loss-scale-interval"};
     for (size_t i = 0; !engine->scales_loss && i < COUNT_OF(scaling); i++)
         if (options_given(given, scaling[i]))
-            return status_set(STATUS_USAGE, "--%s works only with train-amp; drop it", scaling[i]);
+            return status_set(STATUS_USAGE,
+                              "--%s works only with train-amp, train-vit-amp and train-resnet-amp; drop it",
+                              scaling[i]);
     if (parameters->cudnn_benchmark && !engine->benchmarks)
         return status_set(STATUS_USAGE,
                           "--cudnn-benchmark works only with train-cudnn and train-cudnn-tf32; drop it");
@@ -1381,6 +1390,7 @@ static enum status train_accepts(const void *input, const struct variant *varian
     const struct engine *engine = variant->traits;
     if (engine->accepts)
         TRY(engine->accepts(train));
+    TRY(layer_precision_accepts(engine, train->model));
     TRY(check_batch_norm(opened));
     if (opened->job.pipeline.stages)
         TRY(pipeline_accepts(engine));
@@ -1687,6 +1697,8 @@ static enum status open_all(const struct options *given, struct train_parameters
         TRY(model_set_drop_path(&opened->model, all->drop_path));
     if (!isnan(all->dropout))
         TRY(model_set_dropout(&opened->model, all->dropout));
+    if (all->fp32_layers)
+        TRY(layer_precision_choose(all->fp32_layers, &opened->model));
     TRY(begin(all, opened));
     TRY(job_samples(&all->job, &opened->samples));
     TRY(plan(all, partition, opened));

@@ -127,6 +127,9 @@ const struct column train_columns[] = {
     {"step_planned_s", VALUE_REAL, COMBINE_FIRST, "s",
      .about = "time per step that --parallel auto has measured before the first epoch; empty if it took the "
               "choice from a checkpoint"},
+    {"overflow_layers", VALUE_WORD, COMBINE_FIRST, "",
+     .about = "of the skipped_steps of this process, the number per layer in which the overflow began, as in "
+              "head=2 fc1=1: at most 8 layers; --fp32-layers computes layers in fp32"},
     {.name = NULL},
 };
 
@@ -273,6 +276,7 @@ enum status train_measure(const void *input, const struct variant *variant, void
     if (epoch.scales_loss) {
         row_count(row, "skipped_steps", epoch.skipped);
         row_real(row, "loss_scale", epoch.loss_scale);
+        row_text(row, "overflow_layers", epoch.overflows);
     }
     row_text(row, "exchange", epoch.exchange);
     if (*epoch.exchange)

@@ -44,6 +44,7 @@ struct train_parameters {
     bool memory;
     bool chooses; /* --parallel auto has not chosen yet */
     bool sync_batch_norm, zero_init_last_gamma;
+    const char *fp32_layers; /* NULL: not given */
 };
 
 enum live_generator { GENERATOR_AUTO, GENERATOR_FUSED, GENERATOR_BAT, GENERATOR_GBASE, GENERATOR_OMP };

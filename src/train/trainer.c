@@ -19,6 +19,7 @@
 #include "machine/host.h"
 #include "train/epoch_report.h"
 #include "train/import_export.h"
+#include "train/layer_precision.h"
 
 /* Results of a verification: the number of losses compared, the number of wrong losses, and one flag per
  * parameter tensor, set if the tensor is wrong. */
@@ -63,7 +64,10 @@ struct trainer {
     uint32_t *next;              /* shares of the next epoch; NULL with one rank */
     double *speeds;              /* room for one number per rank */
     bool reported;               /* whether a straggler was reported */
-    int lock;                    /* lock of the checkpoint folder; negative: none */
+    /* Engines that scale the loss: per layer, the skipped steps of the epoch whose overflow began there, and
+     * those of all epochs of this process. */
+    uint32_t overflows[MODEL_LAYERS_MAX], all_overflows[MODEL_LAYERS_MAX];
+    int lock;                              /* lock of the checkpoint folder; negative: none */
     struct memory_account planned, memory; /* of train_plans_memory(): before and after allocating */
     uint64_t used_bytes;                   /* after the latest epoch: memory_used() */
     int device;
@@ -1091,6 +1095,18 @@ static void add_part(struct train_partial *done, const struct train_totals *part
     done->steps += steps;
 }
 
+/* Adds the layers in which the overflows of the latest steps began. */
+static enum status add_overflows(struct trainer *trainer)
+{
+    uint32_t steps[MODEL_LAYERS_MAX];
+    TRY(trainer->engine->overflows(trainer->state, steps));
+    for (uint32_t i = 0; i < trainer->train.model->layer_count; i++) {
+        trainer->overflows[i] += steps[i];
+        trainer->all_overflows[i] += steps[i];
+    }
+    return STATUS_OK;
+}
+
 /* Passes `count` steps of the current epoch to the engine. An engine on a device may still compute them when
  * this function returns; collect() waits for them. */
 static enum status enqueue(struct trainer *trainer, uint32_t count)
@@ -1118,6 +1134,8 @@ static enum status collect(struct trainer *trainer)
         return STATUS_OK;
     TRY(trainer_totals(trainer, &trainer->part));
     trainer->part_s = timer_now_s() - trainer->part_begin_s;
+    if (trainer->part.skipped > 0 && trainer->engine->overflows) /* not that of a pipeline */
+        TRY(comm_agree(add_overflows(trainer)));
     trainer->cpu_s += timer_cpu_s() - cpu_begin_s;
     trainer->cpu_span_s += trainer->part_s;
     add_part(done, &trainer->part, trainer->enqueued);
@@ -1139,6 +1157,7 @@ static void begin_epoch(struct trainer *trainer)
     trainer->begun = true;
     trainer->done = trainer->now.partial;
     trainer->enqueued = 0;
+    memset(trainer->overflows, 0, sizeof trainer->overflows);
     trainer->cpu_s = trainer->cpu_span_s = 0;
     if (trainer->job->skipped)
         *trainer->job->skipped = resume_skipped(trainer->job, trainer->now.history.epochs);
@@ -1529,6 +1548,9 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
     TRY(trainer_report_stage(trainer, epoch));
     TRY(comm_max(&slowest_s, 1));
     epoch->loss_scale = trainer->now.state.scale.scale;
+    layer_overflows_text(job->train.model, trainer->overflows, epoch->overflows);
+    if (history->epochs + 1 == job->epochs)
+        layer_overflows_say(job->train.model, trainer->all_overflows);
     train_note_epoch(history, slowest_s, epoch->test.accuracy);
     trainer->now.partial = (struct train_partial){0};
     trainer->begun = false;

@@ -14,6 +14,7 @@
 #include "data/stream_state.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
+#include "train/layer_precision.h"
 #include "train/pipeline.h"
 
 /* --balance: how the ranks divide the samples of a step. A rank's share is its number of samples per step.
@@ -80,12 +81,13 @@ struct train_epoch {
     uint32_t steps;
     double loss, train_accuracy; /* means over the epoch; parameters change during it */
     struct judgement test;
-    struct judgement ema;   /* of the test set, with the averaged parameters; NaN: no average */
-    double gradient_norm;   /* mean over the steps, before clipping; NaN: not computed */
-    double rate;            /* learning rate of the epoch's last step */
-    bool scales_loss;       /* whether the engine scales the loss; if not, the next two members are unused */
-    uint64_t skipped;       /* steps skipped because of overflow */
-    double loss_scale;      /* loss scale after the epoch's last step */
+    struct judgement ema; /* of the test set, with the averaged parameters; NaN: no average */
+    double gradient_norm; /* mean over the steps, before clipping; NaN: not computed */
+    double rate;          /* learning rate of the epoch's last step */
+    bool scales_loss;     /* whether the engine scales the loss; if not, the next two members are unused */
+    uint64_t skipped;     /* steps skipped because of overflow */
+    double loss_scale;    /* loss scale after the epoch's last step */
+    char overflows[LAYER_OVERFLOWS_TEXT]; /* layer_overflows_text() of the epoch's steps in this process */
     double data_s, epoch_s; /* seconds of waiting for samples (negative: not known); epoch duration */
     double generate_s;      /* seconds spent generating samples (DATA_LIVE) */
     /* DATA_LOAD only: as in struct train_totals; `masked` of all ranks, the others of this rank. */

@@ -387,7 +387,8 @@ static __device__ __forceinline__ void back_conv1(const uint8_t *shared, const u
                 if (p < NET::pixels1) {
                     uint32_t word =
                         *reinterpret_cast<const uint32_t *>(shared + at::conv1 + conv1_piece(p, n) + 4 * t);
-                    value = pack(word & 0xffff ? c[m][n][2 * h] : 0, word >> 16 ? c[m][n][2 * h + 1] : 0);
+                    value =
+                        pack<bf16>(word & 0xffff ? c[m][n][2 * h] : 0, word >> 16 ? c[m][n][2 * h + 1] : 0);
                 }
                 b[n][h] = transposed(value);
             }

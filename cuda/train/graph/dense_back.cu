@@ -104,7 +104,7 @@ static __device__ __forceinline__ void back_inputs(const struct graph_plan &plan
 #pragma unroll
         for (int h = 0; h < 2; h++)
             *reinterpret_cast<uint32_t *>(to + (size_t)(8 * h) * NET::features + 8 * n) =
-                pack(c[n][2 * h] * KEPT_SCALE, c[n][2 * h + 1] * KEPT_SCALE);
+                pack<bf16>(c[n][2 * h] * KEPT_SCALE, c[n][2 * h + 1] * KEPT_SCALE);
 }
 
 /* Each warp computes the gradient of the weights of 16 hidden values. `c` accumulates it over all samples. */
@@ -185,8 +185,8 @@ static __device__ __forceinline__ void step_weights(const struct graph_plan &pla
         *reinterpret_cast<float4 *>(plan.state.m + begin + position[k]) = m[k];
         if (moments)
             *reinterpret_cast<float4 *>(plan.state.v + begin + position[k]) = v[k];
-        *reinterpret_cast<uint2 *>(plan.fc1_weight + column + position[k]) =
-            make_uint2(pack(parameter[k].x, parameter[k].y), pack(parameter[k].z, parameter[k].w));
+        *reinterpret_cast<uint2 *>(plan.fc1_weight + column + position[k]) = make_uint2(
+            pack<bf16>(parameter[k].x, parameter[k].y), pack<bf16>(parameter[k].z, parameter[k].w));
         if (plan.keep_gradients)
             *reinterpret_cast<float4 *>(gradient_of(plan, begin + position[k])) = gradient;
     }

@@ -352,7 +352,7 @@ static __device__ __forceinline__ void conv1_forward(const struct graph_plan &pl
                 const float *row = weight + (8 * n + g) * NET::taps1;
                 float low = k < NET::taps1 ? row[k] * plan.scale[k / CONV_TAPS] : 0;
                 float high = k + 1 < NET::taps1 ? row[k + 1] * plan.scale[(k + 1) / CONV_TAPS] : 0;
-                b[s][n][half] = pack(low, high);
+                b[s][n][half] = pack<bf16>(low, high);
             }
         }
 #pragma unroll
@@ -392,7 +392,7 @@ static __device__ __forceinline__ void conv1_forward(const struct graph_plan &pl
             for (int n = 0; n < 4; n++)
                 if (p[h] < NET::pixels1)
                     *reinterpret_cast<uint32_t *>(out + conv1_piece(p[h], n) + 4 * t) =
-                        pack(larger(c[n][2 * h], 0), larger(c[n][2 * h + 1], 0));
+                        pack<bf16>(larger(c[n][2 * h], 0), larger(c[n][2 * h + 1], 0));
     }
 }
 

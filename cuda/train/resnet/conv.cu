@@ -6,7 +6,7 @@
 #endif
 
 /* A warp multiplies 32 columns, and the rows that 8 warps leave. */
-template <int COLUMNS> struct conv_mma {
+template <class T, int COLUMNS> struct conv_mma {
     static constexpr int WARP_ROWS = ROWS * COLUMNS / 32 / (THREADS / 32), ROW_MMAS = WARP_ROWS / 16;
     static constexpr int ACROSS = COLUMNS / 32;
     float sums[ROW_MMAS][4][4];
@@ -34,7 +34,7 @@ template <int COLUMNS> struct conv_mma {
             for (int m = 0; m < ROW_MMAS; m++)
 #pragma unroll
                 for (int n = 0; n < 4; n++)
-                    mma_16816(sums[m][n], a[m], &b[n / 2][n % 2 * 2], bf16());
+                    mma_16816(sums[m][n], a[m], &b[n / 2][n % 2 * 2], T());
         }
     }
 
@@ -51,29 +51,32 @@ template <int COLUMNS> struct conv_mma {
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 const float *of = sums[m][n];
-                words[((row + 16 * m) * pitch + column + 8 * n) / 2] = pack(of[0], of[1]);
-                words[((row + 16 * m + 8) * pitch + column + 8 * n) / 2] = pack(of[2], of[3]);
+                words[((row + 16 * m) * pitch + column + 8 * n) / 2] = pack<T>(of[0], of[1]);
+                words[((row + 16 * m + 8) * pitch + column + 8 * n) / 2] = pack<T>(of[2], of[3]);
             }
     }
 };
 
 /* ---- Launches ---- */
 
-static enum status launch(enum ending ending, struct conv_plan *plan, cudaStream_t stream)
+template <class T>
+static enum status launch(enum ending ending, struct conv_plan<T> *plan, cudaStream_t stream)
 {
 #ifdef HAVE_HOPPER
     bool hopper;
     TRY(on_hopper(&hopper));
     if (hopper)
-        return conv_hopper_launch(ending, plan, stream);
+        return conv_hopper_launch<T>(ending, plan, stream);
 #endif
-    return conv_launch_any<conv_mma>(ending, plan, stream);
+    return conv_launch_any<T, conv_mma>(ending, plan, stream);
 }
 
-static struct conv_plan plan_of(const struct conv_pass *pass, uint32_t samples, const bf16 *source,
-                                const bf16 *weights, bf16 *result)
+template <class T>
+static conv_plan<T> plan_of(const struct conv_pass *pass, uint32_t samples, const T *source, const T *weights,
+                            T *result)
 {
-    struct conv_plan plan = {};
+    struct conv_plan<T> plan = {
+    };
     plan.pass = *pass;
     plan.rows = samples * pass->lines * pass->across;
     plan.depth = pass_depth(pass);
@@ -87,13 +90,14 @@ static struct conv_plan plan_of(const struct conv_pass *pass, uint32_t samples, 
     return plan;
 }
 
-enum status resnet_forward(const struct conv_shape *shape, uint32_t samples, const bf16 *inputs,
-                           const bf16 *weights, bf16 *outputs, float *partial, cudaStream_t stream)
+template <class T>
+enum status resnet_forward(const struct conv_shape *shape, uint32_t samples, const T *inputs,
+                           const T *weights, T *outputs, float *partial, cudaStream_t stream)
 {
     const struct conv_pass pass = conv_forward_pass(shape);
-    struct conv_plan plan = plan_of(&pass, samples, inputs, weights, outputs);
+    struct conv_plan<T> plan = plan_of<T>(&pass, samples, inputs, weights, outputs);
     plan.partial = partial;
-    return launch(partial ? ENDING_SQUARES : ENDING_PLAIN, &plan, stream);
+    return launch<T>(partial ? ENDING_SQUARES : ENDING_PLAIN, &plan, stream);
 }
 
 uint32_t resnet_input_parts(const struct conv_shape *shape, uint32_t samples)
@@ -107,15 +111,16 @@ uint32_t resnet_input_parts(const struct conv_shape *shape, uint32_t samples)
     return parts;
 }
 
-enum status resnet_inputs(const struct conv_shape *shape, uint32_t samples, const bf16 *deltas,
-                          const bf16 *opposite, const struct resnet_after *after, bf16 *in_deltas,
+template <class T>
+enum status resnet_inputs(const struct conv_shape *shape, uint32_t samples, const T *deltas,
+                          const T *opposite, const struct resnet_after<T> *after, T *in_deltas,
                           uint32_t *parts, cudaStream_t stream)
 {
     *parts = 0;
     for (uint32_t y = 0; y < shape->stride; y++)
         for (uint32_t x = 0; x < shape->stride; x++) {
             const struct conv_pass pass = conv_input_pass(shape, y, x);
-            struct conv_plan plan = plan_of(&pass, samples, deltas, opposite, in_deltas);
+            struct conv_plan<T> plan = plan_of<T>(&pass, samples, deltas, opposite, in_deltas);
             if (plan.rows == 0)
                 continue;
             plan.first_part = *parts;
@@ -127,8 +132,11 @@ enum status resnet_inputs(const struct conv_shape *shape, uint32_t samples, cons
                     plan.sums[s] = after->summed[s].norm->partial;
                 }
             const bool plain = !plan.added && !plan.relu && !plan.sums[0] && !plan.sums[1];
-            TRY(launch(plain ? ENDING_PLAIN : ENDING_BACK, &plan, stream));
+            TRY(launch<T>(plain ? ENDING_PLAIN : ENDING_BACK, &plan, stream));
             *parts += resnet_parts(plan.rows);
         }
     return STATUS_OK;
 }
+
+EACH_HALF(resnet_forward)
+EACH_HALF(resnet_inputs)

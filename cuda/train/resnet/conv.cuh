@@ -24,16 +24,16 @@ enum ending {
     ENDING_BACK,    /* struct resnet_after */
 };
 
-struct conv_plan {
+template <class T> struct conv_plan {
     struct conv_pass pass;
     struct divider sample, line; /* rows per sample, and per line */
     uint32_t rows, depth, column_tiles;
     uint32_t first_part; /* of this pass among those of its convolution */
-    const bf16 *source, *weights;
-    bf16 *result;
+    const T *source, *weights;
+    T *result;
     float *partial; /* ENDING_SQUARES; NULL: no sums */
-    const bf16 *added, *relu;
-    const bf16 *inputs[2]; /* of normalisations; NULL: none */
+    const T *added, *relu;
+    const T *inputs[2]; /* of normalisations; NULL: none */
     float *sums[2];
 };
 
@@ -42,7 +42,8 @@ struct conv_row {
     uint32_t n, p, q;
 };
 
-static __device__ __forceinline__ struct conv_row row_of(const struct conv_plan &plan, uint32_t row)
+template <class T>
+static __device__ __forceinline__ struct conv_row row_of(const struct conv_plan<T> &plan, uint32_t row)
 {
     const uint32_t n = plan.sample.quotient(row), pixel = row - n * plan.sample.by;
     const uint32_t p = plan.line.quotient(pixel);
@@ -57,22 +58,22 @@ static __device__ __forceinline__ int unit_at(int line, int unit)
 
 /* The part of the operands that a thread copies: one unit of every SPACE-th row of the source and of every
  * SPACE-th of the COLUMNS lines of the weights. */
-template <int COLUMNS> struct conv_copier {
+template <class T, int COLUMNS> struct conv_copier {
     static constexpr int SPACE = THREADS / UNITS, HELD = ROWS / SPACE, LINES = COLUMNS / SPACE;
-    const bf16 *row[HELD];
+    const T *row[HELD];
     int32_t y[HELD], x[HELD];
-    const bf16 *weights;
+    const T *weights;
     uint32_t lines;         /* lines of the weights from this thread's first one on */
     uint32_t channel, i, j; /* the unit of the next stage: tap (i, j) and its channel */
 
-    __device__ __forceinline__ conv_copier(const struct conv_plan &plan, uint32_t first_row,
+    __device__ __forceinline__ conv_copier(const struct conv_plan<T> &plan, uint32_t first_row,
                                            uint32_t first_column)
     {
         const uint32_t own = threadIdx.x / UNITS;
 #pragma unroll
         for (int r = 0; r < HELD; r++) {
             const uint32_t at = first_row + own + SPACE * r;
-            const struct conv_row place = row_of(plan, at < plan.rows ? at : 0);
+            const struct conv_row place = row_of<T>(plan, at < plan.rows ? at : 0);
             y[r] = at < plan.rows ? (int32_t)place.p * plan.pass.scale + plan.pass.first_y : OUTSIDE;
             x[r] = (int32_t)place.q * plan.pass.scale + plan.pass.first_x;
             row[r] = plan.source + place.n * plan.pass.image;
@@ -97,7 +98,7 @@ template <int COLUMNS> struct conv_copier {
     }
 
     /* Starts the copies of a stage: first ROWS lines of the source, then those of the weights. */
-    __device__ __forceinline__ void copy(const struct conv_plan &plan, uint4 *stage)
+    __device__ __forceinline__ void copy(const struct conv_plan<T> &plan, uint4 *stage)
     {
         const int own = (int)threadIdx.x / UNITS, unit = (int)threadIdx.x % UNITS;
         const bool deep = i < plan.pass.taps_y;
@@ -106,11 +107,11 @@ template <int COLUMNS> struct conv_copier {
             const int32_t at_y = y[r] + (int32_t)i * plan.pass.step,
                           at_x = x[r] + (int32_t)j * plan.pass.step;
             const bool inside = deep && is_inside(&plan.pass, at_y, at_x);
-            const bf16 *from = row[r] + (size_t)(uint32_t)at_y * plan.pass.line +
-                               (size_t)(uint32_t)at_x * plan.pass.pixel + channel;
+            const T *from = row[r] + (size_t)(uint32_t)at_y * plan.pass.line +
+                            (size_t)(uint32_t)at_x * plan.pass.pixel + channel;
             copy_async16(stage + unit_at(own + SPACE * r, unit), inside ? from : plan.source, inside);
         }
-        const bf16 *weight = weights + tap_at(&plan.pass, i, j) * plan.pass.channels + channel;
+        const T *weight = weights + tap_at(&plan.pass, i, j) * plan.pass.channels + channel;
 #pragma unroll
         for (int l = 0; l < LINES; l++) {
             const bool inside = deep && (uint32_t)(SPACE * l) < lines;
@@ -151,18 +152,18 @@ static __device__ __forceinline__ void write_sums(const float (&own)[8], bool va
 }
 
 /* Adds the values of `words`. */
-static __device__ __forceinline__ void add8(struct eight &value, uint4 words)
+template <class T> static __device__ __forceinline__ void add8(struct eight &value, uint4 words)
 {
-    const struct eight added = unpack8(words);
+    const struct eight added = unpack8<T>(words);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         value.value[i] += added.value[i];
 }
 
 /* Replaces values by 0 where the output of a ReLU in `words` is not positive. */
-static __device__ __forceinline__ void mask8(struct eight &value, uint4 words)
+template <class T> static __device__ __forceinline__ void mask8(struct eight &value, uint4 words)
 {
-    const struct eight relu = unpack8(words);
+    const struct eight relu = unpack8<T>(words);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         value.value[i] = relu.value[i] > 0 ? value.value[i] : 0;
@@ -170,8 +171,8 @@ static __device__ __forceinline__ void mask8(struct eight &value, uint4 words)
 
 /* Stores the results of a block; see enum ending. A thread stores 8 columns of every LANES-th row. It loads
  * what BATCH rows need before it stores the first of them, because loads do not overtake stores. */
-template <int COLUMNS, enum ending ENDING>
-static __device__ __forceinline__ void finish(const struct conv_plan &plan, uint32_t row_tile,
+template <class T, int COLUMNS, enum ending ENDING>
+static __device__ __forceinline__ void finish(const struct conv_plan<T> &plan, uint32_t row_tile,
                                               uint32_t first_column, uint4 *shared)
 {
     typedef conv_tile<COLUMNS> tile;
@@ -191,7 +192,7 @@ static __device__ __forceinline__ void finish(const struct conv_plan &plan, uint
             inside[k] = valid && row < plan.rows;
             at[k] = (size_t)row * columns;
             if (plan.pass.out_scale > 1 && inside[k]) {
-                const struct conv_row place = row_of(plan, row);
+                const struct conv_row place = row_of<T>(plan, row);
                 at[k] = result_at(&plan.pass, place.n, place.p, place.q);
             }
             at[k] += column;
@@ -211,14 +212,14 @@ static __device__ __forceinline__ void finish(const struct conv_plan &plan, uint
             if (!inside[k])
                 continue;
             uint4 words = shared[((first + k * tile::LANES + lane) * tile::PITCH + group * 8) / 8];
-            struct eight value = unpack8(words);
+            struct eight value = unpack8<T>(words);
             if (BACK) {
                 if (plan.added)
-                    add8(value, added[k]);
+                    add8<T>(value, added[k]);
                 if (plan.relu)
-                    mask8(value, relu[k]);
-                words = pack8(value);
-                value = unpack8(words);
+                    mask8<T>(value, relu[k]);
+                words = pack8<T>(value);
+                value = unpack8<T>(words);
             }
             *reinterpret_cast<uint4 *>(plan.result + at[k]) = words;
 #pragma unroll
@@ -230,7 +231,7 @@ static __device__ __forceinline__ void finish(const struct conv_plan &plan, uint
 #pragma unroll
             for (int s = 0; s < 2; s++)
                 if (BACK && plan.inputs[s]) {
-                    const struct eight input = unpack8(inputs[s][k]);
+                    const struct eight input = unpack8<T>(inputs[s][k]);
 #pragma unroll
                     for (int i = 0; i < 8; i++)
                         products[s][i] = fmaf(value.value[i], input.value[i], products[s][i]);
@@ -250,10 +251,10 @@ static __device__ __forceinline__ void finish(const struct conv_plan &plan, uint
 }
 
 /* MULTIPLIER multiplies the stages, and holds the sums of a thread: start() begins with a stage, end() waits
- * for it, and store() writes the sums to shared memory, rounded to bf16. */
-template <class MULTIPLIER, int COLUMNS, enum ending ENDING>
+ * for it, and store() writes the sums to shared memory, rounded to T. */
+template <class T, class MULTIPLIER, int COLUMNS, enum ending ENDING>
 static __global__ void __launch_bounds__(THREADS, 2)
-    conv_kernel(const __grid_constant__ struct conv_plan plan)
+    conv_kernel(const __grid_constant__ struct conv_plan<T> plan)
 {
     typedef conv_tile<COLUMNS> tile;
     extern __shared__ __align__(1024) uint4 shared[];
@@ -261,7 +262,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const uint32_t first_column = (blockIdx.x - row_tile * plan.column_tiles) * COLUMNS;
     const uint32_t steps = (plan.depth + DEPTH - 1) / DEPTH;
     MULTIPLIER multiplier = {};
-    conv_copier<COLUMNS> copier(plan, row_tile * ROWS, first_column);
+    conv_copier<T, COLUMNS> copier(plan, row_tile * ROWS, first_column);
 #pragma unroll
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < steps)
@@ -282,35 +283,37 @@ static __global__ void __launch_bounds__(THREADS, 2)
     __syncthreads();
     multiplier.store(reinterpret_cast<uint32_t *>(shared), tile::PITCH);
     __syncthreads();
-    finish<COLUMNS, ENDING>(plan, row_tile, first_column, shared);
+    finish<T, COLUMNS, ENDING>(plan, row_tile, first_column, shared);
 }
 
-template <class MULTIPLIER, int COLUMNS, enum ending ENDING>
-static enum status conv_launch(struct conv_plan *plan, cudaStream_t stream)
+template <class T, class MULTIPLIER, int COLUMNS, enum ending ENDING>
+static enum status conv_launch(struct conv_plan<T> *plan, cudaStream_t stream)
 {
     typedef conv_tile<COLUMNS> tile;
     plan->column_tiles = (plan->pass.columns + COLUMNS - 1) / COLUMNS;
-    CUDA_TRY((cudaFuncSetAttribute(conv_kernel<MULTIPLIER, COLUMNS, ENDING>,
+    CUDA_TRY((cudaFuncSetAttribute(conv_kernel<T, MULTIPLIER, COLUMNS, ENDING>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)tile::BYTES)));
-    conv_kernel<MULTIPLIER, COLUMNS, ENDING>
+    conv_kernel<T, MULTIPLIER, COLUMNS, ENDING>
         <<<resnet_parts(plan->rows) * plan->column_tiles, THREADS, tile::BYTES, stream>>>(*plan);
     return CUDA_LAUNCHED("conv_kernel");
 }
 
 /* Launches the kernel for these columns, with a multiplier of the template MULTIPLIER. */
-template <template <int> class MULTIPLIER>
-static enum status conv_launch_any(enum ending ending, struct conv_plan *plan, cudaStream_t stream)
+template <class T, template <class, int> class MULTIPLIER>
+static enum status conv_launch_any(enum ending ending, struct conv_plan<T> *plan, cudaStream_t stream)
 {
     if (plan->pass.columns > 64)
-        return ending == ENDING_PLAIN     ? conv_launch<MULTIPLIER<128>, 128, ENDING_PLAIN>(plan, stream)
-               : ending == ENDING_SQUARES ? conv_launch<MULTIPLIER<128>, 128, ENDING_SQUARES>(plan, stream)
-                                          : conv_launch<MULTIPLIER<128>, 128, ENDING_BACK>(plan, stream);
-    return ending == ENDING_PLAIN     ? conv_launch<MULTIPLIER<64>, 64, ENDING_PLAIN>(plan, stream)
-           : ending == ENDING_SQUARES ? conv_launch<MULTIPLIER<64>, 64, ENDING_SQUARES>(plan, stream)
-                                      : conv_launch<MULTIPLIER<64>, 64, ENDING_BACK>(plan, stream);
+        return ending == ENDING_PLAIN ? conv_launch<T, MULTIPLIER<T, 128>, 128, ENDING_PLAIN>(plan, stream)
+               : ending == ENDING_SQUARES
+                   ? conv_launch<T, MULTIPLIER<T, 128>, 128, ENDING_SQUARES>(plan, stream)
+                   : conv_launch<T, MULTIPLIER<T, 128>, 128, ENDING_BACK>(plan, stream);
+    return ending == ENDING_PLAIN     ? conv_launch<T, MULTIPLIER<T, 64>, 64, ENDING_PLAIN>(plan, stream)
+           : ending == ENDING_SQUARES ? conv_launch<T, MULTIPLIER<T, 64>, 64, ENDING_SQUARES>(plan, stream)
+                                      : conv_launch<T, MULTIPLIER<T, 64>, 64, ENDING_BACK>(plan, stream);
 }
 
 /* Compute capability 9.0, with HAVE_HOPPER (conv_hopper.cu). */
-enum status conv_hopper_launch(enum ending ending, struct conv_plan *plan, cudaStream_t stream);
+template <class T>
+enum status conv_hopper_launch(enum ending ending, struct conv_plan<T> *plan, cudaStream_t stream);
 
 #endif

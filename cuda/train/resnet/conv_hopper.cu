@@ -5,7 +5,7 @@
 static_assert(DEPTH == TILE_WIDTH, "a line of a stage must be a row of a tile");
 
 /* A warpgroup multiplies 64 rows of the source by all columns. */
-template <int COLUMNS> struct conv_wgmma {
+template <class T, int COLUMNS> struct conv_wgmma {
     float sums[COLUMNS / 2];
 
     static __device__ __forceinline__ void publish(void)
@@ -20,7 +20,7 @@ template <int COLUMNS> struct conv_wgmma {
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++)
-            wgmma<COLUMNS, 0, 0>(sums, a + k * WGMMA_NEXT, b + k * WGMMA_NEXT, true);
+            wgmma<T, COLUMNS, 0, 0>(sums, a + k * WGMMA_NEXT, b + k * WGMMA_NEXT, true);
         wgmma_commit();
     }
 
@@ -36,13 +36,16 @@ template <int COLUMNS> struct conv_wgmma {
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; n++) {
             const float *of = sums + 4 * n;
-            words[(row * pitch + 8 * n + lane % 4 * 2) / 2] = pack(of[0], of[1]);
-            words[((row + 8) * pitch + 8 * n + lane % 4 * 2) / 2] = pack(of[2], of[3]);
+            words[(row * pitch + 8 * n + lane % 4 * 2) / 2] = pack<T>(of[0], of[1]);
+            words[((row + 8) * pitch + 8 * n + lane % 4 * 2) / 2] = pack<T>(of[2], of[3]);
         }
     }
 };
 
-enum status conv_hopper_launch(enum ending ending, struct conv_plan *plan, cudaStream_t stream)
+template <class T>
+enum status conv_hopper_launch(enum ending ending, struct conv_plan<T> *plan, cudaStream_t stream)
 {
-    return conv_launch_any<conv_wgmma>(ending, plan, stream);
+    return conv_launch_any<T, conv_wgmma>(ending, plan, stream);
 }
+
+EACH_HALF(conv_hopper_launch)

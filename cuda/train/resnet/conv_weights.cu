@@ -9,7 +9,7 @@
 #define PIXELS_MIN (4 * DEPTH) /* per part */
 
 /* A warp multiplies 32 columns, and the rows that 8 warps leave. */
-template <int ROWS, int COLUMNS> struct weights_mma {
+template <class T, int ROWS, int COLUMNS> struct weights_mma {
     typedef weights_tile<ROWS, COLUMNS> tile;
     static constexpr int WARP_ROWS = ROWS * COLUMNS / 32 / (THREADS / 32), ROW_MMAS = WARP_ROWS / 16;
     static constexpr int ACROSS = COLUMNS / 32;
@@ -39,7 +39,7 @@ template <int ROWS, int COLUMNS> struct weights_mma {
             for (int m = 0; m < ROW_MMAS; m++)
 #pragma unroll
                 for (int n = 0; n < 4; n++)
-                    mma_16816(sums[m][n], a[m], &b[n / 2][n % 2 * 2], bf16());
+                    mma_16816(sums[m][n], a[m], &b[n / 2][n % 2 * 2], T());
         }
     }
 
@@ -47,7 +47,7 @@ template <int ROWS, int COLUMNS> struct weights_mma {
     {
     }
 
-    __device__ __forceinline__ void store(const struct weights_plan &plan, uint32_t first_row,
+    __device__ __forceinline__ void store(const struct weights_plan<T> &plan, uint32_t first_row,
                                           uint32_t first_column, float *to)
     {
         const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -58,8 +58,8 @@ template <int ROWS, int COLUMNS> struct weights_mma {
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 const float *of = sums[m][n];
-                store_pair(plan, row + 16 * m, column + 8 * n, of[0], of[1], to);
-                store_pair(plan, row + 16 * m + 8, column + 8 * n, of[2], of[3], to);
+                store_pair<T>(plan, row + 16 * m, column + 8 * n, of[0], of[1], to);
+                store_pair<T>(plan, row + 16 * m + 8, column + 8 * n, of[2], of[3], to);
             }
     }
 };
@@ -122,23 +122,25 @@ size_t resnet_room(const struct conv_shape *shape, uint32_t samples)
     return (size_t)parts_of(shape, samples) * shape->outputs * columns_of(shape);
 }
 
-static enum status launch(struct weights_plan *plan, uint32_t parts, cudaStream_t stream)
+template <class T>
+static enum status launch(struct weights_plan<T> *plan, uint32_t parts, cudaStream_t stream)
 {
 #ifdef HAVE_HOPPER
     bool hopper;
     TRY(on_hopper(&hopper));
     if (hopper)
-        return weights_hopper_launch(plan, parts, stream);
+        return weights_hopper_launch<T>(plan, parts, stream);
 #endif
-    return weights_launch_any<weights_mma>(plan, parts, stream);
+    return weights_launch_any<T, weights_mma>(plan, parts, stream);
 }
 
-enum status resnet_weights(const struct conv_shape *shape, uint32_t samples, const bf16 *inputs,
-                           const bf16 *deltas, uint32_t image_channels, float *room, float *gradients,
-                           cudaStream_t stream)
+template <class T>
+enum status resnet_weights(const struct conv_shape *shape, uint32_t samples, const T *inputs, const T *deltas,
+                           uint32_t image_channels, float *room, float *gradients, cudaStream_t stream)
 {
     const uint32_t parts = parts_of(shape, samples), steps = (rows_of(shape, samples) + DEPTH - 1) / DEPTH;
-    struct weights_plan plan = {};
+    struct weights_plan<T> plan = {
+    };
     plan.pass = conv_forward_pass(shape);
     plan.sample = divider_of(shape->out_height * shape->out_width);
     plan.line = divider_of(shape->out_width);
@@ -149,7 +151,7 @@ enum status resnet_weights(const struct conv_shape *shape, uint32_t samples, con
     plan.inputs = inputs;
     plan.deltas = deltas;
     plan.parts = room;
-    TRY(launch(&plan, parts, stream));
+    TRY(launch<T>(&plan, parts, stream));
     const struct weights_order order = {
         plan.outputs,  plan.columns, parts, shape->channels, shape->kernel_y * shape->kernel_x,
         image_channels};
@@ -157,3 +159,5 @@ enum status resnet_weights(const struct conv_shape *shape, uint32_t samples, con
                                                                                               gradients);
     return CUDA_LAUNCHED("weights_sum_kernel");
 }
+
+EACH_HALF(resnet_weights)

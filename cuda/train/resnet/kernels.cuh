@@ -1,17 +1,14 @@
-/* The kernels of the engine `resnet` (engine.cu). Tensors are in bf16 and in NHWC order: (sample, height,
- * width, channel). A row is a pixel of a sample; it has `channels` values, a multiple of 8. Sums are in fp32
- * or fp64, in an order that depends only on the sizes, so repeated runs give the same bits. All functions
- * with a `stream` enqueue their work on it and return. */
+/* The kernels of the engines `resnet` and `resnet-amp` (engine.cu). T is the 16-bit type of the
+ * tensors: bf16 or fp16. They are in NHWC order: (sample, height, width, channel). A row is a pixel of a
+ * sample; it has `channels` values, a multiple of 8. Sums are in fp32 or fp64, in an order that depends only
+ * on the sizes, so repeated runs give the same bits. All functions with a `stream` enqueue their work on it
+ * and return. */
 #ifndef FDSL_CUDA_TRAIN_RESNET_KERNELS_CUH
 #define FDSL_CUDA_TRAIN_RESNET_KERNELS_CUH
-
-#include <cuda_bf16.h>
 
 #include "train/network.cuh"
 #include "train/mma.cuh"
 #include "train/resnet/geometry.h"
-
-typedef __nv_bfloat16 bf16;
 
 #define RESNET_CHANNELS_MAX 2048 /* channels of a tensor */
 #define RESNET_TILE_ROWS    128 /* rows per block of a convolution, which writes one partial sum per column */
@@ -23,27 +20,28 @@ struct eight {
     float value[8];
 };
 
-static __device__ __forceinline__ struct eight unpack8(uint4 words)
+template <class T> static __device__ __forceinline__ struct eight unpack8(uint4 words)
 {
     struct eight all;
     const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        all.value[2 * i] = bf16_low(word[i]);
-        all.value[2 * i + 1] = bf16_high(word[i]);
+        const float2 values = values_of<T>(word[i]);
+        all.value[2 * i] = values.x;
+        all.value[2 * i + 1] = values.y;
     }
     return all;
 }
 
-static __device__ __forceinline__ uint4 pack8(const struct eight &all)
+template <class T> static __device__ __forceinline__ uint4 pack8(const struct eight &all)
 {
-    return {pack(all.value[0], all.value[1]), pack(all.value[2], all.value[3]),
-            pack(all.value[4], all.value[5]), pack(all.value[6], all.value[7])};
+    return {pack<T>(all.value[0], all.value[1]), pack<T>(all.value[2], all.value[3]),
+            pack<T>(all.value[4], all.value[5]), pack<T>(all.value[6], all.value[7])};
 }
 
-static __device__ __forceinline__ struct eight load8(const bf16 *from)
+template <class T> static __device__ __forceinline__ struct eight load8(const T *from)
 {
-    return unpack8(*reinterpret_cast<const uint4 *>(from));
+    return unpack8<T>(*reinterpret_cast<const uint4 *>(from));
 }
 
 static __device__ __forceinline__ struct eight load8(const float *from)
@@ -108,20 +106,21 @@ enum status resnet_shared_slopes_end(const struct resnet_norm *norm, const struc
 
 /* Computes outputs = ReLU(norm(inputs) + shortcut). `shortcut` may be NULL: nothing is added. If `other` is
  * not NULL, it normalises the shortcut first. */
-enum status resnet_apply(const struct resnet_norm *norm, size_t rows, const bf16 *inputs,
-                         const struct resnet_norm *other, const bf16 *shortcut, bf16 *outputs,
-                         cudaStream_t stream);
+template <class T>
+enum status resnet_apply(const struct resnet_norm *norm, size_t rows, const T *inputs,
+                         const struct resnet_norm *other, const T *shortcut, T *outputs, cudaStream_t stream);
 /* Computes in_deltas = slope * deltas + bend * inputs + rest. Both arrays of gradients may be the same. */
-enum status resnet_norm_backward(const struct resnet_norm *norm, size_t rows, const bf16 *deltas,
-                                 const bf16 *inputs, bf16 *in_deltas, cudaStream_t stream);
+template <class T>
+enum status resnet_norm_backward(const struct resnet_norm *norm, size_t rows, const T *deltas,
+                                 const T *inputs, T *in_deltas, cudaStream_t stream);
 
 /* ---- Convolutions (conv.cu, conv_weights.cu) ---- */
 
 /* A normalisation whose gradients a convolution's backward pass prepares: it writes the partial sums of the
  * gradients and of their products with the normalisation's `inputs` to norm->partial. */
-struct resnet_summed {
+template <class T> struct resnet_summed {
     const struct resnet_norm *norm; /* NULL: none */
-    const bf16 *inputs;
+    const T *inputs;
 };
 
 /* Returns the number of partial sums per column that a forward pass with `rows` rows writes. */
@@ -132,20 +131,22 @@ static inline uint32_t resnet_parts(size_t rows)
 
 /* Computes outputs = convolution of inputs. Unless `partial` is NULL, writes partial sums of the outputs and
  * of their squares to it. */
-enum status resnet_forward(const struct conv_shape *shape, uint32_t samples, const bf16 *inputs,
-                           const bf16 *weights, bf16 *outputs, float *partial, cudaStream_t stream);
+template <class T>
+enum status resnet_forward(const struct conv_shape *shape, uint32_t samples, const T *inputs,
+                           const T *weights, T *outputs, float *partial, cudaStream_t stream);
 
 /* Changes of the gradients of a convolution's inputs before they are stored. */
-struct resnet_after {
-    const bf16 *added; /* is added, in the layout of the inputs; NULL: nothing. May be the result's array */
-    const bf16 *relu;  /* outputs of a ReLU, whose mask is then applied; NULL: none */
-    struct resnet_summed summed[2];
+template <class T> struct resnet_after {
+    const T *added; /* is added, in the layout of the inputs; NULL: nothing. May be the result's array */
+    const T *relu;  /* outputs of a ReLU, whose mask is then applied; NULL: none */
+    struct resnet_summed<T> summed[2];
 };
 
 /* Computes the gradients of the inputs from those of the outputs. `opposite` has the weights as (in, tap,
  * out). Sets `*parts` to the number of partial sums per column for the normalisations. */
-enum status resnet_inputs(const struct conv_shape *shape, uint32_t samples, const bf16 *deltas,
-                          const bf16 *opposite, const struct resnet_after *after, bf16 *in_deltas,
+template <class T>
+enum status resnet_inputs(const struct conv_shape *shape, uint32_t samples, const T *deltas,
+                          const T *opposite, const struct resnet_after<T> *after, T *in_deltas,
                           uint32_t *parts, cudaStream_t stream);
 
 /* Returns the number of partial sums per column that resnet_inputs() writes. */
@@ -155,17 +156,18 @@ uint32_t resnet_input_parts(const struct conv_shape *shape, uint32_t samples);
 size_t resnet_room(const struct conv_shape *shape, uint32_t samples);
 /* Computes the gradients of the weights as (out, in, tap y, tap x), in fp32. For the first convolution,
  * `image_channels` is the number of channels of an image, otherwise 0. */
-enum status resnet_weights(const struct conv_shape *shape, uint32_t samples, const bf16 *inputs,
-                           const bf16 *deltas, uint32_t image_channels, float *room, float *gradients,
-                           cudaStream_t stream);
+template <class T>
+enum status resnet_weights(const struct conv_shape *shape, uint32_t samples, const T *inputs, const T *deltas,
+                           uint32_t image_channels, float *room, float *gradients, cudaStream_t stream);
 
 /* ---- Images, pooling, weights (pool.cu) ---- */
 
 /* Gathers a batch as batch_gather() does, but writes padded images of IMAGE_CHANNELS values per pixel; see
  * stem_shape_of(). Does not write the padding. */
+template <class T>
 enum status resnet_gather(const struct data *data, const struct device_set *set,
                           const struct device_batch *batch, uint32_t count, const struct conv_shape *stem,
-                          bf16 *images, cudaStream_t stream);
+                          T *images, cudaStream_t stream);
 
 /* Max-pooling of 3 x 3 with stride 2 and padding 1. */
 struct resnet_pool {
@@ -174,35 +176,40 @@ struct resnet_pool {
 };
 /* Computes outputs = max-pooling of ReLU(norm(inputs)). `largest` gets the index in its window of each
  * output's maximum. */
-enum status resnet_pool_forward(const struct resnet_pool *pool, uint32_t samples, const bf16 *inputs,
-                                bf16 *outputs, uint8_t *largest, cudaStream_t stream);
+template <class T>
+enum status resnet_pool_forward(const struct resnet_pool *pool, uint32_t samples, const T *inputs, T *outputs,
+                                uint8_t *largest, cudaStream_t stream);
 /* Computes the gradients of the normalisation's outputs, and their partial sums as struct resnet_summed. */
-enum status resnet_pool_backward(const struct resnet_pool *pool, uint32_t samples, const bf16 *deltas,
-                                 const uint8_t *largest, const bf16 *inputs, bf16 *in_deltas, uint32_t *parts,
+template <class T>
+enum status resnet_pool_backward(const struct resnet_pool *pool, uint32_t samples, const T *deltas,
+                                 const uint8_t *largest, const T *inputs, T *in_deltas, uint32_t *parts,
                                  cudaStream_t stream);
 
 /* Computes the mean of each channel over the `pixels` rows of each sample. */
-enum status resnet_mean(uint32_t samples, uint32_t pixels, uint32_t channels, const bf16 *inputs, bf16 *means,
+template <class T>
+enum status resnet_mean(uint32_t samples, uint32_t pixels, uint32_t channels, const T *inputs, T *means,
                         cudaStream_t stream);
 /* Computes the gradients of the mean's inputs, which are outputs of a ReLU, and applies its mask; see struct
  * resnet_after. */
-enum status resnet_mean_backward(uint32_t samples, uint32_t pixels, uint32_t channels, const bf16 *deltas,
-                                 const struct resnet_after *after, bf16 *in_deltas, uint32_t *parts,
+template <class T>
+enum status resnet_mean_backward(uint32_t samples, uint32_t pixels, uint32_t channels, const T *deltas,
+                                 const struct resnet_after<T> *after, T *in_deltas, uint32_t *parts,
                                  cudaStream_t stream);
 
 /* How to convert the weights of a convolution. */
-struct resnet_pack {
+template <class T> struct resnet_packing {
     size_t from; /* offset of the weights (out, in, tap y, tap x) in the arena */
     uint32_t outputs, inputs, kernel;
     uint32_t first_block; /* of the kernel, for this convolution; set by resnet_pack_blocks() */
     bool stem;            /* the first convolution: rows of 7 taps of STEM_CHANNELS values; no `opposite` */
-    bf16 *weights, *opposite;
+    T *weights, *opposite;
 };
 /* Numbers the blocks of the kernel, and returns their number. */
-uint32_t resnet_pack_blocks(struct resnet_pack *packs, uint32_t count);
+template <class T> uint32_t resnet_pack_blocks(struct resnet_packing<T> *packs, uint32_t count);
 /* Writes `weights` and `opposite` of all convolutions. `packs` is in device memory. */
-enum status resnet_pack(const struct resnet_pack *packs, uint32_t count, uint32_t blocks,
-                        const bf16 *parameters, cudaStream_t stream);
+template <class T>
+enum status resnet_pack(const struct resnet_packing<T> *packs, uint32_t count, uint32_t blocks,
+                        const T *parameters, cudaStream_t stream);
 
 /* ---- Kernels that visit each value of a tensor once ----
  * A thread has one group of 8 channels, whose values per channel it keeps in registers, and every LANES-th

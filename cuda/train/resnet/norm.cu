@@ -229,10 +229,10 @@ enum status resnet_shared_slopes_end(const struct resnet_norm *norm, const struc
 
 enum shortcut { SHORTCUT_NONE, SHORTCUT_PLAIN, SHORTCUT_NORM };
 
-template <enum shortcut SHORTCUT>
+template <class T, enum shortcut SHORTCUT>
 static __global__ void __launch_bounds__(BLOCK)
-    apply_kernel(size_t rows, uint32_t channels, const float *values, const bf16 *inputs,
-                 const float *other_values, const bf16 *shortcut, bf16 *outputs)
+    apply_kernel(size_t rows, uint32_t channels, const float *values, const T *inputs,
+                 const float *other_values, const T *shortcut, T *outputs)
 {
     const struct spread own = spread_of(rows, channels);
     if (own.idle)
@@ -260,9 +260,9 @@ static __global__ void __launch_bounds__(BLOCK)
             const size_t at = (first + k * own.step) * channels + own.channel;
             if (first + k * own.step >= own.end)
                 continue;
-            struct eight value = unpack8(words[k]), added = {};
+            struct eight value = unpack8<T>(words[k]), added = {};
             if (SHORTCUT != SHORTCUT_NONE)
-                added = unpack8(added_words[k]);
+                added = unpack8<T>(added_words[k]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float sum = fmaf(value.value[i], scale.value[i], shift.value[i]);
@@ -272,18 +272,18 @@ static __global__ void __launch_bounds__(BLOCK)
                     sum += fmaf(added.value[i], other_scale.value[i], other_shift.value[i]);
                 value.value[i] = sum <= 0 ? 0 : sum; /* NaN passes through */
             }
-            *reinterpret_cast<uint4 *>(outputs + at) = pack8(value);
+            *reinterpret_cast<uint4 *>(outputs + at) = pack8<T>(value);
         }
     }
 }
 
-enum status resnet_apply(const struct resnet_norm *norm, size_t rows, const bf16 *inputs,
-                         const struct resnet_norm *other, const bf16 *shortcut, bf16 *outputs,
-                         cudaStream_t stream)
+template <class T>
+enum status resnet_apply(const struct resnet_norm *norm, size_t rows, const T *inputs,
+                         const struct resnet_norm *other, const T *shortcut, T *outputs, cudaStream_t stream)
 {
-    auto *kernel = !shortcut ? apply_kernel<SHORTCUT_NONE>
-                   : other   ? apply_kernel<SHORTCUT_NORM>
-                             : apply_kernel<SHORTCUT_PLAIN>;
+    auto *kernel = !shortcut ? apply_kernel<T, SHORTCUT_NONE>
+                   : other   ? apply_kernel<T, SHORTCUT_NORM>
+                             : apply_kernel<T, SHORTCUT_PLAIN>;
     kernel<<<spread_blocks(rows, norm->channels, ROWS_EACH, UINT32_MAX), BLOCK, 0, stream>>>(
         rows, norm->channels, norm->values, inputs, other ? other->values : nullptr, shortcut, outputs);
     return CUDA_LAUNCHED("apply_kernel");
@@ -291,9 +291,10 @@ enum status resnet_apply(const struct resnet_norm *norm, size_t rows, const bf16
 
 /* ---- Backward ---- */
 
+template <class T>
 static __global__ void __launch_bounds__(BLOCK)
-    norm_backward_kernel(size_t rows, uint32_t channels, const float *values, const bf16 *deltas,
-                         const bf16 *inputs, bf16 *in_deltas)
+    norm_backward_kernel(size_t rows, uint32_t channels, const float *values, const T *deltas,
+                         const T *inputs, T *in_deltas)
 {
     const struct spread own = spread_of(rows, channels);
     if (own.idle)
@@ -316,21 +317,25 @@ static __global__ void __launch_bounds__(BLOCK)
             const size_t at = (first + k * own.step) * channels + own.channel;
             if (first + k * own.step >= own.end)
                 continue;
-            struct eight delta = unpack8(words[k]);
-            const struct eight input = unpack8(input_words[k]);
+            struct eight delta = unpack8<T>(words[k]);
+            const struct eight input = unpack8<T>(input_words[k]);
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 delta.value[i] =
                     fmaf(delta.value[i], slope.value[i], fmaf(input.value[i], bend.value[i], rest.value[i]));
-            *reinterpret_cast<uint4 *>(in_deltas + at) = pack8(delta);
+            *reinterpret_cast<uint4 *>(in_deltas + at) = pack8<T>(delta);
         }
     }
 }
 
-enum status resnet_norm_backward(const struct resnet_norm *norm, size_t rows, const bf16 *deltas,
-                                 const bf16 *inputs, bf16 *in_deltas, cudaStream_t stream)
+template <class T>
+enum status resnet_norm_backward(const struct resnet_norm *norm, size_t rows, const T *deltas,
+                                 const T *inputs, T *in_deltas, cudaStream_t stream)
 {
-    norm_backward_kernel<<<spread_blocks(rows, norm->channels, ROWS_EACH, UINT32_MAX), BLOCK, 0, stream>>>(
+    norm_backward_kernel<T><<<spread_blocks(rows, norm->channels, ROWS_EACH, UINT32_MAX), BLOCK, 0, stream>>>(
         rows, norm->channels, norm->values, deltas, inputs, in_deltas);
     return CUDA_LAUNCHED("norm_backward_kernel");
 }
+
+EACH_HALF(resnet_apply)
+EACH_HALF(resnet_norm_backward)

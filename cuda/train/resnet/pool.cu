@@ -16,10 +16,10 @@ struct image_plan : gather_plan {
     size_t image;
 };
 
-template <bool MIXES>
+template <class T, bool MIXES>
 static __global__ void __launch_bounds__(BLOCK)
     images_kernel(const __grid_constant__ struct image_plan plan, const uint8_t *stored,
-                  const __grid_constant__ struct device_batch batch, bf16 *images)
+                  const __grid_constant__ struct device_batch batch, T *images)
 {
     const uint32_t i = own_element();
     if (i >= plan.count)
@@ -44,14 +44,14 @@ static __global__ void __launch_bounds__(BLOCK)
             values[c] =
                 box_erased(&batch.moves[j].erase, y, x, c * plane + y * plan.shape.width + x, values[c]);
     }
-    bf16 *to =
-        images + j * plan.image + (size_t)(y + STEM_PADDING) * plan.row + (x + STEM_PADDING) * plan.pixel;
-    *reinterpret_cast<uint2 *>(to) = {pack(values[0], values[1]), pack(values[2], values[3])};
+    T *to = images + j * plan.image + (size_t)(y + STEM_PADDING) * plan.row + (x + STEM_PADDING) * plan.pixel;
+    *reinterpret_cast<uint2 *>(to) = {pack<T>(values[0], values[1]), pack<T>(values[2], values[3])};
 }
 
+template <class T>
 enum status resnet_gather(const struct data *data, const struct device_set *set,
                           const struct device_batch *batch, uint32_t count, const struct conv_shape *stem,
-                          bf16 *images, cudaStream_t stream)
+                          T *images, cudaStream_t stream)
 {
     const uint32_t pixels = data->shape.height * data->shape.width;
     const struct image_plan plan = {gather_plan_of(data, set, count),
@@ -61,7 +61,7 @@ enum status resnet_gather(const struct data *data, const struct device_set *set,
                                     stem->pixel,
                                     stem->line,
                                     stem->image};
-    auto *kernel = batch->mix.share < 1 ? images_kernel<true> : images_kernel<false>;
+    auto *kernel = batch->mix.share < 1 ? images_kernel<T, true> : images_kernel<T, false>;
     kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
                                                          *batch, images);
     return CUDA_LAUNCHED("images_kernel");
@@ -89,9 +89,9 @@ static __device__ __forceinline__ struct pool_pixel pixel_of(const struct pool_p
 
 /* The output of ReLU never is below 0, so the first element of a window inside the image wins over the
  * padding. */
+template <class T>
 static __global__ void __launch_bounds__(BLOCK)
-    pool_kernel(const __grid_constant__ struct pool_plan plan, const bf16 *inputs, bf16 *outputs,
-                uint8_t *largest)
+    pool_kernel(const __grid_constant__ struct pool_plan plan, const T *inputs, T *outputs, uint8_t *largest)
 {
     const struct spread own = spread_of(plan.rows, plan.channels);
     if (own.idle)
@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(BLOCK)
             }
         }
         const size_t at = row * plan.channels + own.channel;
-        *reinterpret_cast<uint4 *>(outputs + at) = pack8(best);
+        *reinterpret_cast<uint4 *>(outputs + at) = pack8<T>(best);
         *reinterpret_cast<uint2 *>(largest +
                                    at) = {index[0] | index[1] << 8 | index[2] << 16 | index[3] << 24,
                                           index[4] | index[5] << 8 | index[6] << 16 | index[7] << 24};
@@ -148,20 +148,22 @@ static struct pool_plan plan_of(const struct resnet_pool *pool, uint32_t samples
             pool->norm.values};
 }
 
-enum status resnet_pool_forward(const struct resnet_pool *pool, uint32_t samples, const bf16 *inputs,
-                                bf16 *outputs, uint8_t *largest, cudaStream_t stream)
+template <class T>
+enum status resnet_pool_forward(const struct resnet_pool *pool, uint32_t samples, const T *inputs, T *outputs,
+                                uint8_t *largest, cudaStream_t stream)
 {
     const struct pool_plan plan = plan_of(pool, samples, false);
-    pool_kernel<<<spread_blocks(plan.rows, plan.channels, ROWS_EACH, UINT32_MAX), BLOCK, 0, stream>>>(
+    pool_kernel<T><<<spread_blocks(plan.rows, plan.channels, ROWS_EACH, UINT32_MAX), BLOCK, 0, stream>>>(
         plan, inputs, outputs, largest);
     return CUDA_LAUNCHED("pool_kernel");
 }
 
 /* An input is in up to four windows: those of the outputs (y + 1) / 2 and, if y is odd, also (y + 1) / 2 - 1
  * along each axis. */
+template <class T>
 static __global__ void __launch_bounds__(BLOCK)
-    pool_backward_kernel(const __grid_constant__ struct pool_plan plan, const bf16 *deltas,
-                         const uint8_t *largest, const bf16 *inputs, bf16 *in_deltas, float *partial)
+    pool_backward_kernel(const __grid_constant__ struct pool_plan plan, const T *deltas,
+                         const uint8_t *largest, const T *inputs, T *in_deltas, float *partial)
 {
     __shared__ float scratch[8 * BLOCK];
     const struct spread own = spread_of(plan.rows, plan.channels);
@@ -192,8 +194,8 @@ static __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
         for (int i = 0; i < 8; i++)
             delta.value[i] = fmaf(input.value[i], scale.value[i], shift.value[i]) > 0 ? delta.value[i] : 0;
-        const uint4 words = pack8(delta);
-        delta = unpack8(words);
+        const uint4 words = pack8<T>(delta);
+        delta = unpack8<T>(words);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             sums[i] += delta.value[i];
@@ -206,22 +208,24 @@ static __global__ void __launch_bounds__(BLOCK)
     spread_sums(own, products, plan.channels, scratch, partial + plan.channels);
 }
 
-enum status resnet_pool_backward(const struct resnet_pool *pool, uint32_t samples, const bf16 *deltas,
-                                 const uint8_t *largest, const bf16 *inputs, bf16 *in_deltas, uint32_t *parts,
+template <class T>
+enum status resnet_pool_backward(const struct resnet_pool *pool, uint32_t samples, const T *deltas,
+                                 const uint8_t *largest, const T *inputs, T *in_deltas, uint32_t *parts,
                                  cudaStream_t stream)
 {
     const struct pool_plan plan = plan_of(pool, samples, true);
     *parts = spread_blocks(plan.rows, plan.channels, ROWS_EACH, RESNET_PARTS);
-    pool_backward_kernel<<<*parts, BLOCK, 0, stream>>>(plan, deltas, largest, inputs, in_deltas,
-                                                       pool->norm.partial);
+    pool_backward_kernel<T>
+        <<<*parts, BLOCK, 0, stream>>>(plan, deltas, largest, inputs, in_deltas, pool->norm.partial);
     return CUDA_LAUNCHED("pool_backward_kernel");
 }
 
 /* ---- The mean of each channel ---- */
 
 /* A thread computes the means of 8 channels of a sample. */
+template <class T>
 static __global__ void __launch_bounds__(BLOCK)
-    mean_kernel(uint32_t samples, uint32_t pixels, uint32_t channels, const bf16 *inputs, bf16 *means)
+    mean_kernel(uint32_t samples, uint32_t pixels, uint32_t channels, const T *inputs, T *means)
 {
     const uint32_t i = own_element(), groups = channels / 8;
     if (i >= samples * groups)
@@ -238,27 +242,29 @@ static __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
     for (int k = 0; k < 8; k++)
         sums.value[k] /= (float)pixels;
-    *reinterpret_cast<uint4 *>(means + (size_t)sample * channels + channel) = pack8(sums);
+    *reinterpret_cast<uint4 *>(means + (size_t)sample * channels + channel) = pack8<T>(sums);
 }
 
-enum status resnet_mean(uint32_t samples, uint32_t pixels, uint32_t channels, const bf16 *inputs, bf16 *means,
+template <class T>
+enum status resnet_mean(uint32_t samples, uint32_t pixels, uint32_t channels, const T *inputs, T *means,
                         cudaStream_t stream)
 {
-    mean_kernel<<<blocks_for((size_t)samples * channels / 8), BLOCK, 0, stream>>>(samples, pixels, channels,
-                                                                                  inputs, means);
+    mean_kernel<T><<<blocks_for((size_t)samples * channels / 8), BLOCK, 0, stream>>>(samples, pixels,
+                                                                                     channels, inputs, means);
     return CUDA_LAUNCHED("mean_kernel");
 }
 
-struct mean_plan {
+template <class T> struct mean_plan {
     uint32_t pixels, channels;
     struct divider sample;
     size_t rows;
-    const bf16 *relu, *inputs[2]; /* inputs of normalisations; NULL: none */
+    const T *relu, *inputs[2]; /* inputs of normalisations; NULL: none */
     float *partial[2];
 };
 
+template <class T>
 static __global__ void __launch_bounds__(BLOCK)
-    mean_backward_kernel(const __grid_constant__ struct mean_plan plan, const bf16 *deltas, bf16 *in_deltas)
+    mean_backward_kernel(const __grid_constant__ struct mean_plan<T> plan, const T *deltas, T *in_deltas)
 {
     __shared__ float scratch[8 * BLOCK];
     const struct spread own = spread_of(plan.rows, plan.channels);
@@ -272,8 +278,8 @@ static __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
         for (int i = 0; i < 8; i++)
             delta.value[i] = relu.value[i] > 0 ? delta.value[i] * factor : 0;
-        const uint4 words = pack8(delta);
-        delta = unpack8(words);
+        const uint4 words = pack8<T>(delta);
+        delta = unpack8<T>(words);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             sums[i] += delta.value[i];
@@ -296,18 +302,21 @@ static __global__ void __launch_bounds__(BLOCK)
         }
 }
 
-enum status resnet_mean_backward(uint32_t samples, uint32_t pixels, uint32_t channels, const bf16 *deltas,
-                                 const struct resnet_after *after, bf16 *in_deltas, uint32_t *parts,
+template <class T>
+enum status resnet_mean_backward(uint32_t samples, uint32_t pixels, uint32_t channels, const T *deltas,
+                                 const struct resnet_after<T> *after, T *in_deltas, uint32_t *parts,
                                  cudaStream_t stream)
 {
-    struct mean_plan plan = {pixels, channels, divider_of(pixels), (size_t)samples * pixels, after->relu};
+    struct mean_plan<T> plan = {
+        pixels, channels, divider_of(pixels), (size_t)samples *pixels, after->relu
+    };
     for (int s = 0; s < 2; s++)
         if (after->summed[s].norm) {
             plan.inputs[s] = after->summed[s].inputs;
             plan.partial[s] = after->summed[s].norm->partial;
         }
     *parts = spread_blocks(plan.rows, channels, ROWS_EACH, RESNET_PARTS);
-    mean_backward_kernel<<<*parts, BLOCK, 0, stream>>>(plan, deltas, in_deltas);
+    mean_backward_kernel<T><<<*parts, BLOCK, 0, stream>>>(plan, deltas, in_deltas);
     return CUDA_LAUNCHED("mean_backward_kernel");
 }
 
@@ -315,7 +324,7 @@ enum status resnet_mean_backward(uint32_t samples, uint32_t pixels, uint32_t cha
 
 #define EDGE 32 /* outputs and inputs per block */
 
-uint32_t resnet_pack_blocks(struct resnet_pack *packs, uint32_t count)
+template <class T> uint32_t resnet_pack_blocks(struct resnet_packing<T> *packs, uint32_t count)
 {
     uint32_t blocks = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -327,42 +336,52 @@ uint32_t resnet_pack_blocks(struct resnet_pack *packs, uint32_t count)
 
 /* A block converts EDGE x EDGE pairs of outputs and inputs of a convolution, one tap after another. Its
  * threads read and write adjacent inputs, and, after an exchange in shared memory, write adjacent outputs. */
+template <class T>
 static __global__ void __launch_bounds__(BLOCK)
-    pack_kernel(const struct resnet_pack *packs, uint32_t count, const bf16 *parameters)
+    pack_kernel(const struct resnet_packing<T> *packs, uint32_t count, const T *parameters)
 {
-    __shared__ bf16 tile[EDGE][EDGE + 2];
+    __shared__ T tile[EDGE][EDGE + 2];
     uint32_t which = 0;
     while (which + 1 < count && packs[which + 1].first_block <= blockIdx.x)
         which++;
-    const struct resnet_pack pack = packs[which];
-    const uint32_t across = (pack.inputs + EDGE - 1) / EDGE, own = blockIdx.x - pack.first_block;
+    const struct resnet_packing<T> packing = packs[which];
+    const uint32_t across = (packing.inputs + EDGE - 1) / EDGE, own = blockIdx.x - packing.first_block;
     const uint32_t output = own / across * EDGE, input = own % across * EDGE;
-    const uint32_t lane = threadIdx.x % EDGE, taps = pack.kernel * pack.kernel;
+    const uint32_t lane = threadIdx.x % EDGE, taps = packing.kernel * packing.kernel;
     for (uint32_t tap = 0; tap < taps; tap++) {
         __syncthreads();
         for (uint32_t r = threadIdx.x / EDGE; r < EDGE; r += BLOCK / EDGE) {
             const uint32_t o = output + r, c = input + lane;
-            if (o >= pack.outputs || c >= pack.inputs)
+            if (o >= packing.outputs || c >= packing.inputs)
                 continue;
-            const bf16 value = parameters[pack.from + ((size_t)o * pack.inputs + c) * taps + tap];
+            const T value = parameters[packing.from + ((size_t)o * packing.inputs + c) * taps + tap];
             tile[r][lane] = value;
-            const size_t at = pack.stem ? ((size_t)o * STEM_KERNEL + tap / STEM_KERNEL) * STEM_CHANNELS +
-                                              tap % STEM_KERNEL * IMAGE_CHANNELS + c
-                                        : ((size_t)o * taps + tap) * pack.inputs + c;
-            pack.weights[at] = value;
+            const size_t at = packing.stem ? ((size_t)o * STEM_KERNEL + tap / STEM_KERNEL) * STEM_CHANNELS +
+                                                 tap % STEM_KERNEL * IMAGE_CHANNELS + c
+                                           : ((size_t)o * taps + tap) * packing.inputs + c;
+            packing.weights[at] = value;
         }
         __syncthreads();
-        for (uint32_t r = threadIdx.x / EDGE; pack.opposite && r < EDGE; r += BLOCK / EDGE) {
+        for (uint32_t r = threadIdx.x / EDGE; packing.opposite && r < EDGE; r += BLOCK / EDGE) {
             const uint32_t o = output + lane, c = input + r;
-            if (o < pack.outputs && c < pack.inputs)
-                pack.opposite[((size_t)c * taps + tap) * pack.outputs + o] = tile[lane][r];
+            if (o < packing.outputs && c < packing.inputs)
+                packing.opposite[((size_t)c * taps + tap) * packing.outputs + o] = tile[lane][r];
         }
     }
 }
 
-enum status resnet_pack(const struct resnet_pack *packs, uint32_t count, uint32_t blocks,
-                        const bf16 *parameters, cudaStream_t stream)
+template <class T>
+enum status resnet_pack(const struct resnet_packing<T> *packs, uint32_t count, uint32_t blocks,
+                        const T *parameters, cudaStream_t stream)
 {
-    pack_kernel<<<blocks, BLOCK, 0, stream>>>(packs, count, parameters);
+    pack_kernel<T><<<blocks, BLOCK, 0, stream>>>(packs, count, parameters);
     return CUDA_LAUNCHED("pack_kernel");
 }
+
+EACH_HALF(resnet_gather)
+EACH_HALF(resnet_pool_forward)
+EACH_HALF(resnet_pool_backward)
+EACH_HALF(resnet_mean)
+EACH_HALF(resnet_mean_backward)
+EACH_HALF(resnet_pack_blocks)
+EACH_HALF(resnet_pack)

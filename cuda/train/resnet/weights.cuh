@@ -11,12 +11,12 @@
 #define STAGES  3
 #define THREADS 256
 
-struct weights_plan {
+template <class T> struct weights_plan {
     struct conv_pass pass; /* the forward pass */
     struct divider sample, line;
     uint32_t rows, rows_each; /* pixels of the batch, and of a part */
     uint32_t outputs, columns, column_tiles;
-    const bf16 *inputs, *deltas;
+    const T *inputs, *deltas;
     float *parts; /* (part, output, column) */
 };
 
@@ -36,15 +36,15 @@ static __device__ __forceinline__ int pixel_at(int pixel, int unit)
 
 /* Copies a stage: DEPTH pixels, from `first` on, of the gradients and of the windows. A thread always copies
  * the same unit of different pixels; `tap` is the tap of its unit of the windows. */
-template <int ROWS, int COLUMNS> struct weights_copier {
+template <class T, int ROWS, int COLUMNS> struct weights_copier {
     typedef weights_tile<ROWS, COLUMNS> tile;
     static constexpr int ROW_STEP = THREADS / tile::ROW_UNITS, COLUMN_STEP = THREADS / tile::COLUMN_UNITS;
-    const bf16 *deltas;
+    const T *deltas;
     uint32_t channel;
     int32_t y, x; /* of the tap, in the window of pixel (0, 0) */
     bool has_output, has_column;
 
-    __device__ __forceinline__ weights_copier(const struct weights_plan &plan, uint32_t first_row,
+    __device__ __forceinline__ weights_copier(const struct weights_plan<T> &plan, uint32_t first_row,
                                               uint32_t first_column)
     {
         const uint32_t output = first_row + threadIdx.x % tile::ROW_UNITS * 8;
@@ -59,7 +59,7 @@ template <int ROWS, int COLUMNS> struct weights_copier {
         x = plan.pass.first_x + (int32_t)(tap - i * plan.pass.taps_x);
     }
 
-    __device__ __forceinline__ void copy(const struct weights_plan &plan, uint32_t first, uint32_t end,
+    __device__ __forceinline__ void copy(const struct weights_plan<T> &plan, uint32_t first, uint32_t end,
                                          uint4 *stage) const
     {
 #pragma unroll
@@ -77,8 +77,8 @@ template <int ROWS, int COLUMNS> struct weights_copier {
             const uint32_t p = plan.line.quotient(at), q = at - p * plan.line.by;
             const int32_t at_y = (int32_t)p * plan.pass.scale + y, at_x = (int32_t)q * plan.pass.scale + x;
             const bool inside = has_column && row < end && is_inside(&plan.pass, at_y, at_x);
-            const bf16 *from = plan.inputs + n * plan.pass.image + (size_t)(uint32_t)at_y * plan.pass.line +
-                               (size_t)(uint32_t)at_x * plan.pass.pixel + channel;
+            const T *from = plan.inputs + n * plan.pass.image + (size_t)(uint32_t)at_y * plan.pass.line +
+                            (size_t)(uint32_t)at_x * plan.pass.pixel + channel;
             copy_async16(stage + pixel_at(pixel, threadIdx.x % tile::COLUMN_UNITS),
                          inside ? from : plan.inputs, inside);
         }
@@ -87,9 +87,9 @@ template <int ROWS, int COLUMNS> struct weights_copier {
 
 /* MULTIPLIER multiplies the stages, and holds the sums of a thread: start() begins with a stage, end() waits
  * for it, and store() writes the sums to the tile of the weights. */
-template <class MULTIPLIER, int ROWS, int COLUMNS>
+template <class T, class MULTIPLIER, int ROWS, int COLUMNS>
 static __global__ void __launch_bounds__(THREADS, 2)
-    weights_kernel(const __grid_constant__ struct weights_plan plan)
+    weights_kernel(const __grid_constant__ struct weights_plan<T> plan)
 {
     typedef weights_tile<ROWS, COLUMNS> tile;
     extern __shared__ __align__(1024) uint4 shared[];
@@ -100,7 +100,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const uint32_t end = begin + plan.rows_each < plan.rows ? begin + plan.rows_each : plan.rows;
     const uint32_t steps = end > begin ? (end - begin + DEPTH - 1) / DEPTH : 0;
     MULTIPLIER multiplier = {};
-    const weights_copier<ROWS, COLUMNS> copier(plan, first_row, first_column);
+    const weights_copier<T, ROWS, COLUMNS> copier(plan, first_row, first_column);
 #pragma unroll
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < steps)
@@ -124,22 +124,23 @@ static __global__ void __launch_bounds__(THREADS, 2)
 }
 
 /* Stores two adjacent sums of the weights. */
-static __device__ __forceinline__ void store_pair(const struct weights_plan &plan, uint32_t row,
+template <class T>
+static __device__ __forceinline__ void store_pair(const struct weights_plan<T> &plan, uint32_t row,
                                                   uint32_t column, float low, float high, float *to)
 {
     if (row < plan.outputs && column < plan.columns)
         *reinterpret_cast<float2 *>(to + (size_t)row * plan.columns + column) = {low, high};
 }
 
-template <class MULTIPLIER, int ROWS, int COLUMNS>
-static enum status weights_launch(struct weights_plan *plan, uint32_t parts, cudaStream_t stream)
+template <class T, class MULTIPLIER, int ROWS, int COLUMNS>
+static enum status weights_launch(struct weights_plan<T> *plan, uint32_t parts, cudaStream_t stream)
 {
     typedef weights_tile<ROWS, COLUMNS> tile;
     plan->column_tiles = (plan->columns + COLUMNS - 1) / COLUMNS;
-    CUDA_TRY((cudaFuncSetAttribute(weights_kernel<MULTIPLIER, ROWS, COLUMNS>,
+    CUDA_TRY((cudaFuncSetAttribute(weights_kernel<T, MULTIPLIER, ROWS, COLUMNS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, (int)tile::BYTES)));
     const uint32_t tiles = (plan->outputs + ROWS - 1) / ROWS * plan->column_tiles;
-    weights_kernel<MULTIPLIER, ROWS, COLUMNS><<<dim3(tiles, parts), THREADS, tile::BYTES, stream>>>(*plan);
+    weights_kernel<T, MULTIPLIER, ROWS, COLUMNS><<<dim3(tiles, parts), THREADS, tile::BYTES, stream>>>(*plan);
     return CUDA_LAUNCHED("weights_kernel");
 }
 
@@ -150,18 +151,19 @@ static inline uint32_t weights_edge(uint32_t count)
 }
 
 /* Launches the kernel for these outputs and columns, with a multiplier of the template MULTIPLIER. */
-template <template <int, int> class MULTIPLIER>
-static enum status weights_launch_any(struct weights_plan *plan, uint32_t parts, cudaStream_t stream)
+template <class T, template <class, int, int> class MULTIPLIER>
+static enum status weights_launch_any(struct weights_plan<T> *plan, uint32_t parts, cudaStream_t stream)
 {
     const bool wide = weights_edge(plan->columns) == 128;
     if (weights_edge(plan->outputs) == 128)
-        return wide ? weights_launch<MULTIPLIER<128, 128>, 128, 128>(plan, parts, stream)
-                    : weights_launch<MULTIPLIER<128, 64>, 128, 64>(plan, parts, stream);
-    return wide ? weights_launch<MULTIPLIER<64, 128>, 64, 128>(plan, parts, stream)
-                : weights_launch<MULTIPLIER<64, 64>, 64, 64>(plan, parts, stream);
+        return wide ? weights_launch<T, MULTIPLIER<T, 128, 128>, 128, 128>(plan, parts, stream)
+                    : weights_launch<T, MULTIPLIER<T, 128, 64>, 128, 64>(plan, parts, stream);
+    return wide ? weights_launch<T, MULTIPLIER<T, 64, 128>, 64, 128>(plan, parts, stream)
+                : weights_launch<T, MULTIPLIER<T, 64, 64>, 64, 64>(plan, parts, stream);
 }
 
 /* Compute capability 9.0, with HAVE_HOPPER (weights_hopper.cu). */
-enum status weights_hopper_launch(struct weights_plan *plan, uint32_t parts, cudaStream_t stream);
+template <class T>
+enum status weights_hopper_launch(struct weights_plan<T> *plan, uint32_t parts, cudaStream_t stream);
 
 #endif

@@ -5,7 +5,7 @@
 
 /* A warpgroup multiplies 64 outputs by all columns or, if the tile has only 64 outputs, by half of the
  * columns. */
-template <int ROWS, int COLUMNS> struct weights_wgmma {
+template <class T, int ROWS, int COLUMNS> struct weights_wgmma {
     static constexpr int GROUPS =
         ROWS / HEIGHT * (COLUMNS / TILE_WIDTH);             /* products of 64 x 64 per stage and 16 pixels */
     static constexpr int OWN = GROUPS < 2 ? 1 : GROUPS / 2; /* those of a warpgroup */
@@ -37,8 +37,8 @@ template <int ROWS, int COLUMNS> struct weights_wgmma {
             const uint64_t b = wgmma_tile(windows + column_of(own) * DEPTH * 8);
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++)
-                wgmma<TILE_WIDTH, 1, 1>(sums[own], a + k * WGMMA_NEXT_TRANSPOSED,
-                                        b + k * WGMMA_NEXT_TRANSPOSED, true);
+                wgmma<T, TILE_WIDTH, 1, 1>(sums[own], a + k * WGMMA_NEXT_TRANSPOSED,
+                                           b + k * WGMMA_NEXT_TRANSPOSED, true);
         }
         wgmma_commit();
     }
@@ -51,7 +51,7 @@ template <int ROWS, int COLUMNS> struct weights_wgmma {
             wgmma_ended(sums[own]);
     }
 
-    __device__ __forceinline__ void store(const struct weights_plan &plan, uint32_t first_row,
+    __device__ __forceinline__ void store(const struct weights_plan<T> &plan, uint32_t first_row,
                                           uint32_t first_column, float *to)
     {
         const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -64,13 +64,16 @@ template <int ROWS, int COLUMNS> struct weights_wgmma {
             for (int n = 0; n < TILE_WIDTH / 8; n++) {
                 const float *of = sums[own] + 4 * n;
                 const uint32_t column = first_column + column_of(own) * TILE_WIDTH + 8 * n + lane % 4 * 2;
-                store_pair(plan, row, column, of[0], of[1], to);
-                store_pair(plan, row + 8, column, of[2], of[3], to);
+                store_pair<T>(plan, row, column, of[0], of[1], to);
+                store_pair<T>(plan, row + 8, column, of[2], of[3], to);
             }
     }
 };
 
-enum status weights_hopper_launch(struct weights_plan *plan, uint32_t parts, cudaStream_t stream)
+template <class T>
+enum status weights_hopper_launch(struct weights_plan<T> *plan, uint32_t parts, cudaStream_t stream)
 {
-    return weights_launch_any<weights_wgmma>(plan, parts, stream);
+    return weights_launch_any<T, weights_wgmma>(plan, parts, stream);
 }
+
+EACH_HALF(weights_hopper_launch)

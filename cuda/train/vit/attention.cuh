@@ -28,8 +28,8 @@
 #define LOG2E 1.44269504088896340736f
 
 /* One head of one sample. `q`, `k` and `v` point to the queries, keys and values of the first token. */
-struct head {
-    const bf16 *q, *k, *v;
+template <class T> struct head {
+    const T *q, *k, *v;
     uint32_t tokens;
     size_t apart; /* distance between tokens, in values */
 };
@@ -48,10 +48,11 @@ static __device__ __forceinline__ float row_sum(float value)
     return value + __shfl_xor_sync(~0u, value, 2);
 }
 
-static __device__ struct head head_of(const bf16 *rows, uint32_t tokens, uint32_t width, uint32_t sample,
-                                      uint32_t depth, uint32_t number)
+template <class T>
+static __device__ head<T> head_of(const T *rows, uint32_t tokens, uint32_t width, uint32_t sample,
+                                  uint32_t depth, uint32_t number)
 {
-    const bf16 *first = rows + (size_t)sample * tokens * 3 * width + number * depth;
+    const T *first = rows + (size_t)sample * tokens * 3 * width + number * depth;
     return {first, first + width, first + 2 * width, tokens, (size_t)3 * width};
 }
 

@@ -1,5 +1,5 @@
 /* Sums of columns, GELU, and the hidden values between the two linear layers of a block. The kernels read
- * each matrix once. In those for bf16 matrices, a thread processes 8 adjacent values at a time. */
+ * each matrix once. In those for matrices in 16 bits, a thread processes 8 adjacent values at a time. */
 #include "common/check.cuh"
 #include "train/vit/fragments.cuh"
 #include "train/vit/kernels.cuh"
@@ -12,47 +12,49 @@ struct eight {
     float value[VALUES];
 };
 
-static __device__ __forceinline__ struct eight load8(const bf16 *from)
+template <class T> static __device__ __forceinline__ struct eight load8(const T *from)
 {
     const uint4 words = *reinterpret_cast<const uint4 *>(from);
     const uint32_t word[4] = {words.x, words.y, words.z, words.w};
     struct eight all;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float2 values = values_of(word[i]);
+        const float2 values = values_of<T>(word[i]);
         all.value[2 * i] = values.x;
         all.value[2 * i + 1] = values.y;
     }
     return all;
 }
 
-static __device__ __forceinline__ void store8(bf16 *to, const struct eight &all)
+template <class T> static __device__ __forceinline__ void store8(T *to, const struct eight &all)
 {
     uint32_t word[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        word[i] = pack(all.value[2 * i], all.value[2 * i + 1]);
+        word[i] = pack<T>(all.value[2 * i], all.value[2 * i + 1]);
     *reinterpret_cast<uint4 *>(to) = {word[0], word[1], word[2], word[3]};
 }
 
 /* ---- GELU ---- */
 
-static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const bf16 *inputs, size_t count, bf16 *outputs)
+template <class T>
+static __global__ void __launch_bounds__(BLOCK) gelu_kernel(const T *inputs, size_t count, T *outputs)
 {
     const size_t at = ((size_t)blockIdx.x * BLOCK + threadIdx.x) * VALUES;
     if (at >= count)
         return;
-    struct eight all = load8(inputs + at);
+    struct eight all = load8<T>(inputs + at);
 #pragma unroll
     for (int i = 0; i < VALUES; i++)
         all.value[i] = gelu(all.value[i]);
-    store8(outputs + at, all);
+    store8<T>(outputs + at, all);
 }
 
 /* Computes outputs = GELU(inputs) for `count` values, a multiple of 8. */
-static enum status gelu_forward(const bf16 *inputs, size_t count, bf16 *outputs, cudaStream_t stream)
+template <class T>
+static enum status gelu_forward(const T *inputs, size_t count, T *outputs, cudaStream_t stream)
 {
-    gelu_kernel<<<blocks_for(count / VALUES), BLOCK, 0, stream>>>(inputs, count, outputs);
+    gelu_kernel<T><<<blocks_for(count / VALUES), BLOCK, 0, stream>>>(inputs, count, outputs);
     return CUDA_LAUNCHED("gelu_kernel");
 }
 
@@ -61,9 +63,9 @@ static enum status gelu_forward(const bf16 *inputs, size_t count, bf16 *outputs,
 /* Warp w of block (column group, part) adds up rows part * WARPS + w, part * WARPS + w + parts * WARPS, ...
  * `parts` is gridDim.y. If GELU is true, the kernel first replaces `values`, the gradients of GELU's outputs,
  * by the gradients of GELU's inputs. */
-template <bool GELU>
+template <class T, bool GELU>
 static __global__ void __launch_bounds__(BLOCK)
-    columns_kernel(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *values, float *partial)
+    columns_kernel(const T *inputs, uint32_t rows, uint32_t width, T *values, float *partial)
 {
     __shared__ float all[WARPS][32][VALUES + 1];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -71,13 +73,13 @@ static __global__ void __launch_bounds__(BLOCK)
     struct eight sums = {};
     for (uint32_t row = blockIdx.y * WARPS + warp; column < width && row < rows; row += gridDim.y * WARPS) {
         const size_t at = (size_t)row * width + column;
-        struct eight value = load8(values + at);
+        struct eight value = load8<T>(values + at);
         if (GELU) {
-            const struct eight x = load8(inputs + at);
+            const struct eight x = load8<T>(inputs + at);
 #pragma unroll
             for (int i = 0; i < VALUES; i++)
                 value.value[i] *= gelu_slope(x.value[i]);
-            store8(values + at, value);
+            store8<T>(values + at, value);
         }
 #pragma unroll
         for (int i = 0; i < VALUES; i++)
@@ -96,14 +98,14 @@ static __global__ void __launch_bounds__(BLOCK)
     partial[(size_t)blockIdx.y * width + target] = sum;
 }
 
-template <bool GELU>
-static enum status launch_columns(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *values,
-                                  float *result, struct vit_sums *sums, cudaStream_t stream)
+template <class T, bool GELU>
+static enum status launch_columns(const T *inputs, uint32_t rows, uint32_t width, T *values, float *result,
+                                  struct vit_sums *sums, cudaStream_t stream)
 {
     const uint32_t groups = (width + 32 * VALUES - 1) / (32 * VALUES), needed = (rows + WARPS - 1) / WARPS;
     const uint32_t most = VIT_PARTS / groups, parts = needed < most ? needed : most;
     const struct vit_sum sum = {NULL, parts, 1, width, {result}};
-    columns_kernel<GELU>
+    columns_kernel<T, GELU>
         <<<dim3(groups, parts), BLOCK, 0, stream>>>(inputs, rows, width, values, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("columns_kernel");
     return vit_sums_add(sums, &sum);
@@ -111,16 +113,18 @@ static enum status launch_columns(const bf16 *inputs, uint32_t rows, uint32_t wi
 
 /* Replaces the gradients of GELU's outputs (rows, width) by those of its inputs, and sums them over the rows.
  * `width` is a multiple of 8. */
-static enum status gelu_backward(const bf16 *inputs, uint32_t rows, uint32_t width, bf16 *deltas, float *bias,
+template <class T>
+static enum status gelu_backward(const T *inputs, uint32_t rows, uint32_t width, T *deltas, float *bias,
                                  struct vit_sums *sums, cudaStream_t stream)
 {
-    return launch_columns<true>(inputs, rows, width, deltas, bias, sums, stream);
+    return launch_columns<T, true>(inputs, rows, width, deltas, bias, sums, stream);
 }
 
-enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *result,
+template <class T>
+enum status vit_column_sums(const T *values, uint32_t rows, uint32_t width, float *result,
                             struct vit_sums *sums, cudaStream_t stream)
 {
-    return launch_columns<false>(NULL, rows, width, const_cast<bf16 *>(values), result, sums, stream);
+    return launch_columns<T, false>(NULL, rows, width, const_cast<T *>(values), result, sums, stream);
 }
 
 /* ---- Sums over the partial sums of several kernels ---- */
@@ -190,29 +194,35 @@ enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream)
 
 /* On compute capability 9.0, one kernel computes a product and GELU if the sizes fit (hidden_hopper.cu). */
 
-enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const bf16 *inputs,
-                       const bf16 *weights, const bf16 *bias, bf16 *hidden, bf16 *active, cudaStream_t stream)
+template <class T>
+enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const T *inputs,
+                       const T *weights, const T *bias, T *hidden, T *active, cudaStream_t stream)
 {
 #if HAVE_HOPPER
     bool hopper;
     TRY(hidden_hopper_fits(linear->in, linear->out, &hopper));
     if (hopper)
-        return hidden_hopper_forward(linear, inputs, weights, bias, hidden, active, stream);
+        return hidden_hopper_forward<T>(linear, inputs, weights, bias, hidden, active, stream);
 #endif
-    TRY(vit_linear_forward(multiplier, linear, false, inputs, weights, bias, hidden, stream));
-    return gelu_forward(hidden, (size_t)linear->rows * linear->out, active, stream);
+    TRY(vit_linear_forward<T>(multiplier, linear, false, inputs, weights, bias, hidden, stream));
+    return gelu_forward<T>(hidden, (size_t)linear->rows * linear->out, active, stream);
 }
 
+template <class T>
 enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                                const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
+                                const T *out_deltas, const T *weights, const T *hidden, T *deltas,
                                 float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
 #if HAVE_HOPPER
     bool hopper;
     TRY(hidden_hopper_fits(linear->out, linear->in, &hopper));
     if (hopper)
-        return hidden_hopper_backward(linear, out_deltas, weights, hidden, deltas, bias, sums, stream);
+        return hidden_hopper_backward<T>(linear, out_deltas, weights, hidden, deltas, bias, sums, stream);
 #endif
-    TRY(vit_linear_inputs(multiplier, linear, out_deltas, weights, deltas, stream));
-    return gelu_backward(hidden, linear->rows, linear->in, deltas, bias, sums, stream);
+    TRY(vit_linear_inputs<T>(multiplier, linear, out_deltas, weights, deltas, stream));
+    return gelu_backward<T>(hidden, linear->rows, linear->in, deltas, bias, sums, stream);
 }
+
+EACH_HALF(vit_column_sums)
+EACH_HALF(vit_hidden)
+EACH_HALF(vit_hidden_backward)

@@ -1,9 +1,11 @@
-/* The engine of `train-vit` and `infer-vit`. One buffer holds all activations. A step gathers its samples,
- * replays the CUDA graph of the forward pass, computes the loss, replays the graph of the backward pass, and
- * updates the parameters. Each number of samples needs its own graphs; the last batch of an epoch, for
- * example, can be smaller. A stage of a pipeline has some of the blocks, and launches its kernels without
- * graphs. */
+/* The engines of `train-vit`, `train-vit-amp` and `infer-vit`. T is the 16-bit type of activations, their
+ * gradients, and the weights of matrix products: bf16 or fp16. One buffer holds all activations. A step
+ * gathers its samples, replays the CUDA graph of the forward pass, computes the loss, replays the graph of
+ * the backward pass, and updates the parameters. Each number of samples needs its own graphs; the last batch
+ * of an epoch, for example, can be smaller. A stage of a pipeline
+ * has some of the blocks, and launches its kernels without graphs. */
 #include <stdlib.h>
+#include <type_traits>
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
@@ -20,17 +22,17 @@
 
 /* The results of a block's forward pass that its backward pass reads: the inputs of its layers, and the
  * values that vit_attention_forward() and the normalisations save. `qkv` has the queries, keys and values. */
-struct vit_saved {
-    bf16 *norms1, *qkv, *mixed, *sums2, *norms2, *hidden, *active;
+template <class T> struct vit_saved {
+    T *norms1, *qkv, *mixed, *sums2, *norms2, *hidden, *active;
     struct vit_moments *moments1, *moments2;
     float *logs;
 };
 
-struct vit_block {
+template <class T> struct vit_block {
     const struct layer *norm1, *qkv, *proj, *norm2, *fc1, *fc2;
     const float *factors1, *factors2; /* of stochastic depth, per sample; NULL: all factors are 1 */
-    bf16 *sums1;                      /* the input of the block */
-    struct vit_saved saved;
+    T *sums1;                         /* the input of the block */
+    struct vit_saved<T> saved;
 };
 
 /* The CUDA graphs for a step, or a part of a step, with `count` samples. */
@@ -41,20 +43,22 @@ struct vit_graphs {
 
 /* What the forward pass of a batch leaves for its backward pass. A stage of a pipeline has one for each
  * micro-batch whose activations it keeps; otherwise there is one. */
-struct vit_slot {
-    struct vit_block blocks[BLOCKS_MAX];
+template <class T> struct vit_slot {
+    struct vit_block<T> blocks[BLOCKS_MAX];
     float *factors; /* of stochastic depth: (layer, sample) */
     /* Activations outside the blocks. A stage without the head has no class_sums, class_norms, class_moments,
      * logits and logit_deltas, and only the first stage has patches. */
-    bf16 *patches, *class_sums, *class_norms;
+    T *patches, *class_sums, *class_norms;
     struct vit_moments *class_moments;
     float *logits, *logit_deltas;
+    float *head_inputs, *patch_inputs; /* in fp32, for layers of --fp32-layers; else NULL */
     struct device_batch samples;
 };
 
-struct vit : device_engine, vit_slot { /* the current slot; `batch` points to its samples */
+template <class T>
+struct vit : device_engine, vit_slot<T> { /* the current slot; `batch` points to its samples */
     struct vit_multiplier *multiplier;
-    struct vit_slot *slots; /* of a stage of a pipeline; otherwise NULL */
+    struct vit_slot<T> *slots; /* of a stage of a pipeline; otherwise NULL */
 
     /* The first two are NULL in the later stages of a pipeline, the last two in all stages but the last. */
     const struct layer *patch_layer, *token_layer, *last_norm, *head;
@@ -62,7 +66,7 @@ struct vit : device_engine, vit_slot { /* the current slot; `batch` points to it
     uint32_t block_count, patch; /* `patch`: pixels of a patch along an axis */
     uint32_t heads, logit_apart; /* `logit_apart`: distance between rows of logit_rounded */
 
-    bf16 *parameters; /* rounded to bf16 */
+    T *parameters; /* rounded to 16 bits */
     /* `added`: the gradients that the backward pass writes. It equals `gradients`, unless a step has several
      * parts. */
     float *added;
@@ -71,31 +75,39 @@ struct vit : device_engine, vit_slot { /* the current slot; `batch` points to it
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
 
-    bf16 *branch; /* the outputs of the current branch, or of the patch layer */
+    T *branch; /* the outputs of the current branch, or of the patch layer */
     /* A stage without the head: its outputs; and room for their moments, which are not used. */
-    bf16 *sums_out;
+    T *sums_out;
     struct vit_moments *moments_out;
     /* Gradients of: the sums (deltas), the outputs of a branch (branch_deltas), (q, k, v) or the hidden
      * values (wide_deltas), the inputs of a linear layer (in_deltas), and class_norms (class_deltas). */
-    bf16 *deltas, *branch_deltas, *wide_deltas, *in_deltas, *class_deltas;
-    bf16 *logit_rounded; /* logit_deltas in bf16 */
+    T *deltas, *branch_deltas, *wide_deltas, *in_deltas, *class_deltas;
+    T *logit_rounded; /* logit_deltas in 16 bits */
+    /* Copies in fp32 for layers of --fp32-layers: the gradients of the head's inputs; the outputs of the
+     * patch layer or their gradients. Else NULL. */
+    float *head_deltas, *patch_outputs;
 
     struct vit_graphs graphs[GRAPHS];
 };
 
-static struct vit_rows rows_of(const struct vit *vit, uint32_t count)
+template <class T> static struct vit_rows rows_of(const struct vit<T> *vit, uint32_t count)
 {
     return {count, vit->tokens.channels, vit->tokens.width};
 }
 
-static uint32_t hidden_width(const struct vit *vit)
+template <class T> static uint32_t hidden_width(const struct vit<T> *vit)
 {
     return vit->blocks[0].fc1->out.width;
 }
 
-static struct vit *vit_of(struct device_engine *engine)
+template <class T> static vit<T> *vit_of(struct device_engine *engine)
 {
-    return static_cast<struct vit *>(engine);
+    return static_cast<struct vit<T> *>(engine);
+}
+
+template <class T> static vit<T> *vit_at(void *state)
+{
+    return device_engine_as<struct vit<T>>(state);
 }
 
 /* ---- Supported networks ---- */
@@ -196,17 +208,18 @@ template <class T> static void take(struct pieces *pieces, T **array, size_t cou
     pieces->used += (count * sizeof(T) + PIECE_BYTES - 1) / PIECE_BYTES * PIECE_BYTES;
 }
 
-static void arrange_saved(const struct vit *vit, struct pieces *pieces, struct vit_saved *saved)
+template <class T>
+static void arrange_saved(const struct vit<T> *vit, struct pieces *pieces, struct vit_saved<T> *saved)
 {
-    const struct vit_rows shape = rows_of(vit, vit->capacity);
+    const struct vit_rows shape = rows_of<T>(vit, vit->capacity);
     const size_t rows = (size_t)shape.samples * shape.tokens, values = rows * shape.width;
     take(pieces, &saved->norms1, values);
     take(pieces, &saved->qkv, 3 * values);
     take(pieces, &saved->mixed, values);
     take(pieces, &saved->sums2, values);
     take(pieces, &saved->norms2, values);
-    take(pieces, &saved->hidden, rows * hidden_width(vit));
-    take(pieces, &saved->active, rows * hidden_width(vit));
+    take(pieces, &saved->hidden, rows * hidden_width<T>(vit));
+    take(pieces, &saved->active, rows * hidden_width<T>(vit));
     take(pieces, &saved->moments1, rows);
     take(pieces, &saved->moments2, rows);
     take(pieces, &saved->logs, rows * vit->heads);
@@ -215,12 +228,12 @@ static void arrange_saved(const struct vit *vit, struct pieces *pieces, struct v
 /* All blocks share the saved arrays of the first block if there is no backward pass, or if the backward pass
  * repeats the forward pass of each block. Without a backward pass, two arrays take turns as the inputs of the
  * blocks. */
-static void arrange_blocks(struct vit *vit, struct pieces *pieces)
+template <class T> static void arrange_blocks(struct vit<T> *vit, struct pieces *pieces)
 {
-    const struct vit_rows shape = rows_of(vit, vit->capacity);
+    const struct vit_rows shape = rows_of<T>(vit, vit->capacity);
     const bool shared = vit->train->forward_only || vit->train->checkpoint_activations;
     for (uint32_t i = 0; i < vit->block_count; i++) {
-        struct vit_block *block = &vit->blocks[i];
+        struct vit_block<T> *block = &vit->blocks[i];
         if (vit->train->forward_only && i > 1)
             block->sums1 = block[-2].sums1;
         else
@@ -228,15 +241,15 @@ static void arrange_blocks(struct vit *vit, struct pieces *pieces)
         if (shared && i > 0)
             block->saved = block[-1].saved;
         else
-            arrange_saved(vit, pieces, &block->saved);
+            arrange_saved<T>(vit, pieces, &block->saved);
     }
 }
 
-static void arrange_deltas(struct vit *vit, struct pieces *pieces)
+template <class T> static void arrange_deltas(struct vit<T> *vit, struct pieces *pieces)
 {
-    const struct vit_rows shape = rows_of(vit, vit->capacity);
+    const struct vit_rows shape = rows_of<T>(vit, vit->capacity);
     const size_t rows = (size_t)shape.samples * shape.tokens, values = rows * shape.width;
-    const uint32_t hidden = hidden_width(vit), wide = hidden > 3 * shape.width ? hidden : 3 * shape.width;
+    const uint32_t hidden = hidden_width<T>(vit), wide = hidden > 3 * shape.width ? hidden : 3 * shape.width;
     take(pieces, &vit->deltas, values);
     take(pieces, &vit->in_deltas, values);
     take(pieces, &vit->wide_deltas, rows * wide);
@@ -249,15 +262,19 @@ static void arrange_deltas(struct vit *vit, struct pieces *pieces)
 }
 
 /* Divides the buffer for the current slot. */
-static void arrange_slot(struct vit *vit, struct pieces *pieces)
+template <class T> static void arrange_slot(struct vit<T> *vit, struct pieces *pieces)
 {
-    const struct vit_rows shape = rows_of(vit, vit->capacity);
+    const struct vit_rows shape = rows_of<T>(vit, vit->capacity);
     const size_t samples = shape.samples;
-    arrange_blocks(vit, pieces);
+    arrange_blocks<T>(vit, pieces);
     if (vit->patch_layer)
         take(pieces, &vit->patches, samples * vit->train->model->input_values);
+    if (vit->patch_layer && vit->patch_layer->fp32)
+        take(pieces, &vit->patch_inputs, samples * vit->train->model->input_values);
     if (!vit->head)
         return;
+    if (vit->head->fp32)
+        take(pieces, &vit->head_inputs, samples * shape.width);
     take(pieces, &vit->class_sums, samples * shape.width);
     take(pieces, &vit->class_norms, samples * shape.width);
     take(pieces, &vit->class_moments, samples);
@@ -266,52 +283,56 @@ static void arrange_slot(struct vit *vit, struct pieces *pieces)
         take(pieces, &vit->logit_deltas, samples * vit->train->model->classes);
 }
 
-static void choose_slot(struct vit *vit, uint32_t number)
+template <class T> static void choose_slot(struct vit<T> *vit, uint32_t number)
 {
-    *static_cast<struct vit_slot *>(vit) = vit->slots[number];
+    *static_cast<struct vit_slot<T> *>(vit) = vit->slots[number];
 }
 
 /* Divides the buffer of activations and their gradients. */
-static void arrange(struct vit *vit, struct pieces *pieces)
+template <class T> static void arrange(struct vit<T> *vit, struct pieces *pieces)
 {
-    const struct vit_rows shape = rows_of(vit, vit->capacity);
+    const struct vit_rows shape = rows_of<T>(vit, vit->capacity);
     const size_t rows = (size_t)shape.samples * shape.tokens;
     for (uint32_t i = 0; vit->slots && i < vit->train->stage->slots; i++) {
-        choose_slot(vit, i);
-        arrange_slot(vit, pieces);
+        choose_slot<T>(vit, i);
+        arrange_slot<T>(vit, pieces);
         vit->slots[i] = *vit;
     }
     if (!vit->slots)
-        arrange_slot(vit, pieces);
+        arrange_slot<T>(vit, pieces);
     take(pieces, &vit->branch, rows * shape.width);
     if (!vit->head) {
         take(pieces, &vit->sums_out, rows * shape.width);
         take(pieces, &vit->moments_out, rows);
     }
+    if (vit->head && vit->head->fp32)
+        take(pieces, &vit->head_deltas, (size_t)shape.samples * shape.width);
+    if (vit->patch_layer && vit->patch_layer->fp32)
+        take(pieces, &vit->patch_outputs, rows * shape.width);
     if (!vit->train->forward_only)
-        arrange_deltas(vit, pieces);
+        arrange_deltas<T>(vit, pieces);
 }
 
 /* Allocates one buffer for all activations and their gradients, and sets the pointers to them. */
-static enum status open_activations(struct vit *vit)
+template <class T> static enum status open_activations(struct vit<T> *vit)
 {
     struct pieces pieces = {nullptr, 0};
-    arrange(vit, &pieces);
+    arrange<T>(vit, &pieces);
     TRY(allocate(&vit->allocations, &pieces.buffer, pieces.used));
     pieces.used = 0;
-    arrange(vit, &pieces);
+    arrange<T>(vit, &pieces);
     return STATUS_OK;
 }
 
 /* ---- Opening ---- */
 
 /* Returns the first layer of block `i`. */
-static const struct layer *block_layers(const struct vit *vit, uint32_t i)
+template <class T> static const struct layer *block_layers(const struct vit<T> *vit, uint32_t i)
 {
     return &vit->train->model->layers[layers_before(vit->train) + i * BLOCK_LAYERS];
 }
 
-static void find_layers(struct vit *vit)
+template <class T> static void find_layers(struct vit<T> *vit)
 {
     const struct model *model = vit->train->model;
     const uint32_t before = layers_before(vit->train), after = layers_after(vit->train);
@@ -337,7 +358,8 @@ static void find_layers(struct vit *vit)
 
 /* Adds a layer of stochastic depth to `paths`. Returns the address of the layer's factors. If the layer drops
  * nothing, does not add it, and returns NULL. */
-static const float *add_path(struct vit *vit, const struct layer *layer, struct vit_path *paths)
+template <class T>
+static const float *add_path(struct vit<T> *vit, const struct layer *layer, struct vit_path *paths)
 {
     if (layer->spec.rate == 0)
         return nullptr;
@@ -346,30 +368,30 @@ static const float *add_path(struct vit *vit, const struct layer *layer, struct 
 }
 
 /* Allocates the factors of the current slot, and sets `paths` and vit->path_count. */
-static enum status open_factors(struct vit *vit, struct vit_path *paths)
+template <class T> static enum status open_factors(struct vit<T> *vit, struct vit_path *paths)
 {
     TRY(allocate(&vit->allocations, &vit->factors, (size_t)2 * vit->block_count * vit->capacity));
     vit->path_count = 0;
     for (uint32_t i = 0; i < vit->block_count; i++) {
-        const struct layer *layers = block_layers(vit, i);
-        vit->blocks[i].factors1 = add_path(vit, &layers[4], paths);
-        vit->blocks[i].factors2 = add_path(vit, &layers[10], paths);
+        const struct layer *layers = block_layers<T>(vit, i);
+        vit->blocks[i].factors1 = add_path<T>(vit, &layers[4], paths);
+        vit->blocks[i].factors2 = add_path<T>(vit, &layers[10], paths);
     }
     return STATUS_OK;
 }
 
 /* Opens the slots: their samples, and their factors of stochastic depth. */
-static enum status open_slots(struct vit *vit)
+template <class T> static enum status open_slots(struct vit<T> *vit)
 {
     const struct train *train = vit->train;
     const uint32_t count = train->stage ? train->stage->slots : 1;
     struct vit_path paths[2 * BLOCKS_MAX];
     if (train->stage)
-        vit->slots = static_cast<struct vit_slot *>(calloc(count, sizeof *vit->slots));
+        vit->slots = static_cast<struct vit_slot<T> *>(calloc(count, sizeof *vit->slots));
     TRY(ALLOCATED(vit->slots || !train->stage, "cuda: out of memory"));
     for (uint32_t i = 0; i < count; i++) {
         if (!train->forward_only)
-            TRY(open_factors(vit, paths));
+            TRY(open_factors<T>(vit, paths));
         TRY(device_batch_allocate(train, vit->capacity, &vit->samples, &vit->allocations));
         if (vit->slots)
             vit->slots[i] = *vit;
@@ -381,29 +403,32 @@ static enum status open_slots(struct vit *vit)
 }
 
 /* Returns the largest number of partial sums that a kernel writes. */
-static size_t partial_values(const struct vit *vit)
+template <class T> static size_t partial_values(const struct vit<T> *vit)
 {
-    const struct vit_rows rows = rows_of(vit, vit->capacity);
+    const struct vit_rows rows = rows_of<T>(vit, vit->capacity);
     const size_t classes = vit->train->model->classes, tokens = (size_t)rows.tokens * rows.width;
     const size_t hidden_parts = ((size_t)rows.samples * rows.tokens + VIT_HIDDEN_ROWS - 1) / VIT_HIDDEN_ROWS;
     /* The backward passes of normalisation and of attention write three partial sums per column of a token.
      */
     const size_t sums[] = {
-        VIT_PARTS * (size_t)3 * rows.width, VIT_PARTS * (size_t)hidden_width(vit),
-        hidden_parts * hidden_width(vit),   VIT_SAMPLE_PARTS * tokens,
-        VIT_SAMPLE_PARTS * classes,         (size_t)vit_attention_parts(&rows, vit->heads) * 3 * rows.width};
+        VIT_PARTS * (size_t)3 * rows.width,  VIT_PARTS * (size_t)hidden_width<T>(vit),
+        hidden_parts * hidden_width<T>(vit), VIT_SAMPLE_PARTS * tokens,
+        VIT_SAMPLE_PARTS * classes,          (size_t)vit_attention_parts(&rows, vit->heads) * 3 * rows.width};
     size_t most = 0;
     for (size_t each : sums)
         most = each > most ? each : most;
     return most;
 }
 
-static enum status open_learning(struct vit *vit)
+template <class T> static enum status open_learning(struct vit<T> *vit)
 {
     const size_t values = vit->train->model->arena_values;
     vit->allocations.part = MEMORY_WORKSPACE;
-    TRY(allocate(&vit->allocations, &vit->sums.room, VIT_SUMS_MAX * partial_values(vit)));
+    TRY(allocate(&vit->allocations, &vit->sums.room, VIT_SUMS_MAX * partial_values<T>(vit)));
     vit->shared.rounded = vit->parameters;
+    vit->to_fp16 = std::is_same<T, fp16>::value;
+    if (vit->to_fp16)
+        TRY(scaling_open(vit->train->model, &vit->allocations, &vit->losses.scale, vit->stream));
     vit->tensors.tensor_cores = true;
     TRY(device_engine_open_learning(vit));
     vit->added = vit->gradients;
@@ -414,24 +439,24 @@ static enum status open_learning(struct vit *vit)
 }
 
 /* Opens a state that device_engine_new() has created. The caller closes it, even after a failure. */
-static enum status vit_open_all(struct vit *vit)
+template <class T> static enum status vit_open_all(struct vit<T> *vit)
 {
     const struct train *train = vit->train;
     TRY(device_probe(vit->device));
     TRY(vit_accepts(train));
-    find_layers(vit);
+    find_layers<T>(vit);
     TRY(device_engine_open(vit));
     vit->allocations.part = MEMORY_WORKSPACE;
     TRY(vit_multiplier_open(&vit->allocations, &vit->multiplier));
     vit->allocations.part = MEMORY_ACTIVATIONS;
-    TRY(open_slots(vit));
-    TRY(open_activations(vit));
+    TRY(open_slots<T>(vit));
+    TRY(open_activations<T>(vit));
     vit->allocations.part = MEMORY_PARAMETERS;
     TRY(allocate_zeros(&vit->allocations, &vit->state.parameters, train->model->arena_values, vit->stream));
     TRY(allocate(&vit->allocations, &vit->parameters, train->model->arena_values));
     TRY(device_engine_open_data(vit));
     if (!train->forward_only)
-        TRY(open_learning(vit));
+        TRY(open_learning<T>(vit));
     return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
 }
 
@@ -444,18 +469,20 @@ static struct vit_linear linear_of(const struct layer *layer, uint32_t rows)
     return {rows, in, out, out};
 }
 
-static enum status linear_forward(struct vit *vit, const struct layer *layer, uint32_t rows,
-                                  const bf16 *inputs, bf16 *outputs)
+template <class T>
+static enum status linear_forward(struct vit<T> *vit, const struct layer *layer, uint32_t rows,
+                                  const T *inputs, T *outputs)
 {
     const struct vit_linear linear = linear_of(layer, rows);
-    return vit_linear_forward(vit->multiplier, &linear, false, inputs, vit->parameters + layer->weight,
-                              vit->parameters + layer->bias, outputs, vit->stream);
+    return vit_linear_forward<T>(vit->multiplier, &linear, false, inputs, vit->parameters + layer->weight,
+                                 vit->parameters + layer->bias, outputs, vit->stream);
 }
 
-static struct vit_norm norm_of(const struct vit *vit, const struct layer *layer, uint32_t count,
-                               const float *factors, bf16 *sums, bf16 *outputs, struct vit_moments *moments)
+template <class T>
+static vit_norm<T> norm_of(const struct vit<T> *vit, const struct layer *layer, uint32_t count,
+                           const float *factors, T *sums, T *outputs, struct vit_moments *moments)
 {
-    return {.rows = rows_of(vit, count),
+    return {.rows = rows_of<T>(vit, count),
             .first_tokens = false,
             .factors = factors,
             .weight = vit->state.parameters + layer->weight,
@@ -468,105 +495,133 @@ static struct vit_norm norm_of(const struct vit *vit, const struct layer *layer,
 /* norm1_of(), norm2_of() and last_norm_of() return the arguments of the two normalisations of block `i`, and
  * of the last normalisation. The arguments include the factors of stochastic depth of the branch before the
  * normalisation. */
-static struct vit_norm norm1_of(const struct vit *vit, uint32_t i, uint32_t count, bool training)
+template <class T>
+static vit_norm<T> norm1_of(const struct vit<T> *vit, uint32_t i, uint32_t count, bool training)
 {
-    const struct vit_block *block = &vit->blocks[i];
-    return norm_of(vit, block->norm1, count, training && i > 0 ? block[-1].factors2 : nullptr, block->sums1,
-                   block->saved.norms1, block->saved.moments1);
+    const struct vit_block<T> *block = &vit->blocks[i];
+    return norm_of<T>(vit, block->norm1, count, training && i > 0 ? block[-1].factors2 : nullptr,
+                      block->sums1, block->saved.norms1, block->saved.moments1);
 }
 
-static struct vit_norm norm2_of(const struct vit *vit, uint32_t i, uint32_t count, bool training)
+template <class T>
+static vit_norm<T> norm2_of(const struct vit<T> *vit, uint32_t i, uint32_t count, bool training)
 {
-    const struct vit_block *block = &vit->blocks[i];
-    return norm_of(vit, block->norm2, count, training ? block->factors1 : nullptr, block->saved.sums2,
-                   block->saved.norms2, block->saved.moments2);
+    const struct vit_block<T> *block = &vit->blocks[i];
+    return norm_of<T>(vit, block->norm2, count, training ? block->factors1 : nullptr, block->saved.sums2,
+                      block->saved.norms2, block->saved.moments2);
 }
 
-static struct vit_norm last_norm_of(const struct vit *vit, uint32_t count, bool training)
+template <class T> static vit_norm<T> last_norm_of(const struct vit<T> *vit, uint32_t count, bool training)
 {
-    const struct vit_block *last = &vit->blocks[vit->block_count - 1];
+    const struct vit_block<T> *last = &vit->blocks[vit->block_count - 1];
     const float *factors = training ? last->factors2 : nullptr;
     /* A stage without the head needs only the sums. Its next stage normalises them. */
     if (!vit->head)
-        return norm_of(vit, last->norm2, count, factors, vit->sums_out, vit->in_deltas, vit->moments_out);
-    struct vit_norm norm =
-        norm_of(vit, vit->last_norm, count, factors, vit->class_sums, vit->class_norms, vit->class_moments);
+        return norm_of<T>(vit, last->norm2, count, factors, vit->sums_out, vit->in_deltas, vit->moments_out);
+    struct vit_norm<T> norm = norm_of<T>(vit, vit->last_norm, count, factors, vit->class_sums,
+                                         vit->class_norms, vit->class_moments);
     norm.first_tokens = true;
     return norm;
 }
 
-static struct vit_attention attention_of(const struct vit *vit, const struct vit_block *block, uint32_t count)
+template <class T>
+static vit_attention<T> attention_of(const struct vit<T> *vit, const struct vit_block<T> *block,
+                                     uint32_t count)
 {
-    return {rows_of(vit, count), vit->heads, block->saved.qkv, block->saved.mixed, block->saved.logs};
+    return {rows_of<T>(vit, count), vit->heads, block->saved.qkv, block->saved.mixed, block->saved.logs};
 }
 
 /* Computes block `i` up to the end of its second branch, from its normalised input. */
-static enum status block_forward(struct vit *vit, uint32_t i, uint32_t count, bool training)
+template <class T>
+static enum status block_forward(struct vit<T> *vit, uint32_t i, uint32_t count, bool training)
 {
-    const struct vit_block *block = &vit->blocks[i];
-    const struct vit_saved *saved = &block->saved;
-    const struct vit_norm norm2 = norm2_of(vit, i, count, training);
+    const struct vit_block<T> *block = &vit->blocks[i];
+    const struct vit_saved<T> *saved = &block->saved;
+    const struct vit_norm<T> norm2 = norm2_of<T>(vit, i, count, training);
     const uint32_t rows = count * norm2.rows.tokens;
-    TRY(linear_forward(vit, block->qkv, rows, saved->norms1, saved->qkv));
-    const struct vit_attention attention = attention_of(vit, block, count);
-    TRY(vit_attention_forward(&attention, vit->stream));
-    TRY(linear_forward(vit, block->proj, rows, saved->mixed, vit->branch));
-    TRY(vit_add_norm(&norm2, block->sums1, vit->branch, vit->stream));
+    TRY(linear_forward<T>(vit, block->qkv, rows, saved->norms1, saved->qkv));
+    const struct vit_attention<T> attention = attention_of<T>(vit, block, count);
+    TRY(vit_attention_forward<T>(&attention, vit->stream));
+    TRY(linear_forward<T>(vit, block->proj, rows, saved->mixed, vit->branch));
+    TRY(vit_add_norm<T>(&norm2, block->sums1, vit->branch, vit->stream));
     const struct vit_linear fc1 = linear_of(block->fc1, rows);
-    TRY(vit_hidden(vit->multiplier, &fc1, saved->norms2, vit->parameters + block->fc1->weight,
-                   vit->parameters + block->fc1->bias, saved->hidden, saved->active, vit->stream));
-    return linear_forward(vit, block->fc2, rows, saved->active, vit->branch);
+    TRY(vit_hidden<T>(vit->multiplier, &fc1, saved->norms2, vit->parameters + block->fc1->weight,
+                      vit->parameters + block->fc1->bias, saved->hidden, saved->active, vit->stream));
+    return linear_forward<T>(vit, block->fc2, rows, saved->active, vit->branch);
+}
+
+template <class T> static vit_head<T> head_of(const struct vit<T> *vit, uint32_t count)
+{
+    const float *parameters = vit->state.parameters;
+    return {linear_of(vit->head, count),
+            vit->logit_apart,
+            vit->parameters + vit->head->weight,
+            parameters + vit->head->weight,
+            parameters + vit->head->bias,
+            vit->head_inputs,
+            vit->head_deltas};
+}
+
+/* Computes the outputs of the patch layer in vit->branch. */
+template <class T> static enum status patches_forward(struct vit<T> *vit, uint32_t rows)
+{
+    const struct vit_linear linear = linear_of(vit->patch_layer, rows);
+    const float *parameters = vit->state.parameters;
+    if (!vit->patch_layer->fp32)
+        return linear_forward<T>(vit, vit->patch_layer, rows, vit->patches, vit->branch);
+    TRY(vit_widen<T>(vit->patches, (size_t)rows * linear.in, vit->patch_inputs, vit->stream));
+    TRY(vit_linear_forward<float>(vit->multiplier, &linear, true, vit->patch_inputs,
+                                  parameters + vit->patch_layer->weight, parameters + vit->patch_layer->bias,
+                                  vit->patch_outputs, vit->stream));
+    return vit_round<T>(vit->patch_outputs, (size_t)rows * linear.out, vit->branch, vit->stream);
 }
 
 /* Computes the normalised input of the first block from vit->patches. In a later stage of a pipeline, its
  * input is there. */
-static enum status tokens_forward(struct vit *vit, uint32_t count, bool training)
+template <class T> static enum status tokens_forward(struct vit<T> *vit, uint32_t count, bool training)
 {
     const float *parameters = vit->state.parameters;
-    const struct vit_norm first = norm1_of(vit, 0, count, training);
+    const struct vit_norm<T> first = norm1_of<T>(vit, 0, count, training);
     if (!vit->patch_layer)
-        return vit_add_norm(&first, nullptr, nullptr, vit->stream);
-    TRY(linear_forward(vit, vit->patch_layer, count * (first.rows.tokens - 1), vit->patches, vit->branch));
-    return vit_tokens_norm(&first, vit->branch, parameters + vit->token_layer->bias,
-                           parameters + vit->token_layer->weight, vit->stream);
+        return vit_add_norm<T>(&first, nullptr, nullptr, vit->stream);
+    TRY(patches_forward<T>(vit, count * (first.rows.tokens - 1)));
+    return vit_tokens_norm<T>(&first, vit->branch, parameters + vit->token_layer->bias,
+                              parameters + vit->token_layer->weight, vit->stream);
 }
 
 /* Computes the logits of `count` samples from vit->patches, or those layers of it that a stage has. */
-static enum status vit_forward(struct vit *vit, uint32_t count, bool training)
+template <class T> static enum status vit_forward(struct vit<T> *vit, uint32_t count, bool training)
 {
-    TRY(tokens_forward(vit, count, training));
+    TRY(tokens_forward<T>(vit, count, training));
     for (uint32_t i = 0; i < vit->block_count; i++) {
-        const struct vit_norm next = i + 1 < vit->block_count ? norm1_of(vit, i + 1, count, training)
-                                                              : last_norm_of(vit, count, training);
-        TRY(block_forward(vit, i, count, training));
-        TRY(vit_add_norm(&next, vit->blocks[i].saved.sums2, vit->branch, vit->stream));
+        const struct vit_norm<T> next = i + 1 < vit->block_count ? norm1_of<T>(vit, i + 1, count, training)
+                                                                 : last_norm_of<T>(vit, count, training);
+        TRY(block_forward<T>(vit, i, count, training));
+        TRY(vit_add_norm<T>(&next, vit->blocks[i].saved.sums2, vit->branch, vit->stream));
     }
     if (!vit->head)
         return STATUS_OK;
-    const struct vit_linear head = linear_of(vit->head, count);
-    return vit_linear_forward(vit->multiplier, &head, true, vit->class_norms,
-                              vit->parameters + vit->head->weight, vit->state.parameters + vit->head->bias,
-                              vit->logits, vit->stream);
+    const struct vit_head<T> head = head_of<T>(vit, count);
+    return vit_head_forward<T>(vit->multiplier, &head, vit->class_norms, vit->logits, vit->stream);
 }
 
 /* ---- Backward pass ---- */
 
 /* Computes the gradients of a layer's weights and, unless `in_deltas` is NULL, of its inputs. */
-static enum status linear_backward(struct vit *vit, const struct layer *layer, uint32_t rows,
-                                   const bf16 *inputs, const bf16 *deltas, bf16 *in_deltas)
+template <class T>
+static enum status linear_backward(struct vit<T> *vit, const struct layer *layer, uint32_t rows,
+                                   const T *inputs, const T *deltas, T *in_deltas)
 {
-    struct vit_linear linear = linear_of(layer, rows);
-    if (layer == vit->head)
-        linear.apart = vit->logit_apart;
-    TRY(vit_linear_weights(vit->multiplier, &linear, deltas, inputs, vit->added + layer->weight,
-                           vit->stream));
-    return in_deltas ? vit_linear_inputs(vit->multiplier, &linear, deltas, vit->parameters + layer->weight,
-                                         in_deltas, vit->stream)
+    const struct vit_linear linear = linear_of(layer, rows);
+    TRY(vit_linear_weights<T>(vit->multiplier, &linear, deltas, inputs, vit->added + layer->weight,
+                              vit->stream));
+    return in_deltas ? vit_linear_inputs<T>(vit->multiplier, &linear, deltas, vit->parameters + layer->weight,
+                                            in_deltas, vit->stream)
                      : STATUS_OK;
 }
 
 /* Returns the gradients of a branch's outputs. `factors` are those of its stochastic depth, or NULL. */
-static bf16 *branch_deltas(const struct vit *vit, const float *factors)
+template <class T> static T *branch_deltas(const struct vit<T> *vit, const float *factors)
 {
     return factors ? vit->branch_deltas : vit->deltas;
 }
@@ -574,106 +629,112 @@ static bf16 *branch_deltas(const struct vit *vit, const float *factors)
 /* Backward pass of a normalisation and of the sum that it normalises. `before` is the last layer of the
  * branch whose output is part of this sum, or NULL if there is no branch. Adds the gradient of the sum to
  * vit->deltas. The last normalisation of the network overwrites vit->deltas instead. */
-static enum status norm_backward(struct vit *vit, const struct vit_norm *norm, const struct layer *layer,
-                                 const struct layer *before)
+template <class T>
+static enum status norm_backward(struct vit<T> *vit, const struct vit_norm<T> *norm,
+                                 const struct layer *layer, const struct layer *before)
 {
-    const struct vit_norm_deltas deltas = {.outputs = norm->first_tokens ? vit->class_deltas : vit->in_deltas,
-                                           .later = norm->first_tokens ? nullptr : vit->deltas,
-                                           .sums = vit->deltas,
-                                           .branch = norm->factors ? vit->branch_deltas : nullptr,
-                                           .weight = vit->added + layer->weight,
-                                           .bias = vit->added + layer->bias,
-                                           .branch_bias = before ? vit->added + before->bias : nullptr};
-    return vit_add_norm_backward(norm, &deltas, &vit->sums, vit->stream);
+    const struct vit_norm_deltas<T> deltas = {
+        .outputs = norm->first_tokens ? vit->class_deltas : vit->in_deltas,
+        .later = norm->first_tokens ? nullptr : vit->deltas, .sums = vit->deltas,
+        .branch = norm->factors ? vit->branch_deltas : nullptr, .weight = vit->added + layer->weight,
+        .bias = vit->added + layer->bias, .branch_bias = before ? vit->added + before->bias : nullptr
+    };
+    return vit_add_norm_backward<T>(norm, &deltas, &vit->sums, vit->stream);
 }
 
 /* Backward pass of the second branch of a block: two linear layers with a GELU between them. */
-static enum status hidden_backward(struct vit *vit, const struct vit_block *block, uint32_t rows)
+template <class T>
+static enum status hidden_backward(struct vit<T> *vit, const struct vit_block<T> *block, uint32_t rows)
 {
-    const struct vit_saved *saved = &block->saved;
+    const struct vit_saved<T> *saved = &block->saved;
     const struct vit_linear fc2 = linear_of(block->fc2, rows);
-    const bf16 *deltas = branch_deltas(vit, block->factors2);
-    TRY(linear_backward(vit, block->fc2, rows, saved->active, deltas, nullptr));
-    TRY(vit_hidden_backward(vit->multiplier, &fc2, deltas, vit->parameters + block->fc2->weight,
-                            saved->hidden, vit->wide_deltas, vit->added + block->fc1->bias, &vit->sums,
-                            vit->stream));
-    return linear_backward(vit, block->fc1, rows, saved->norms2, vit->wide_deltas, vit->in_deltas);
+    const T *deltas = branch_deltas<T>(vit, block->factors2);
+    TRY(linear_backward<T>(vit, block->fc2, rows, saved->active, deltas, nullptr));
+    TRY(vit_hidden_backward<T>(vit->multiplier, &fc2, deltas, vit->parameters + block->fc2->weight,
+                               saved->hidden, vit->wide_deltas, vit->added + block->fc1->bias, &vit->sums,
+                               vit->stream));
+    return linear_backward<T>(vit, block->fc1, rows, saved->norms2, vit->wide_deltas, vit->in_deltas);
 }
 
-static enum status attention_backward(struct vit *vit, const struct vit_block *block, uint32_t count)
+template <class T>
+static enum status attention_backward(struct vit<T> *vit, const struct vit_block<T> *block, uint32_t count)
 {
-    const struct vit_saved *saved = &block->saved;
-    const struct vit_attention attention = attention_of(vit, block, count);
+    const struct vit_saved<T> *saved = &block->saved;
+    const struct vit_attention<T> attention = attention_of<T>(vit, block, count);
     const uint32_t rows = count * attention.rows.tokens;
-    TRY(linear_backward(vit, block->proj, rows, saved->mixed, branch_deltas(vit, block->factors1),
-                        vit->in_deltas));
-    TRY(vit_attention_backward(&attention, vit->in_deltas, vit->wide_deltas, vit->added + block->qkv->bias,
-                               &vit->sums, vit->stream));
-    return linear_backward(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
+    TRY(linear_backward<T>(vit, block->proj, rows, saved->mixed, branch_deltas<T>(vit, block->factors1),
+                           vit->in_deltas));
+    TRY(vit_attention_backward<T>(&attention, vit->in_deltas, vit->wide_deltas, vit->added + block->qkv->bias,
+                                  &vit->sums, vit->stream));
+    return linear_backward<T>(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
 }
 
 /* With --checkpoint-activations, all blocks share the saved arrays, so the forward pass of the block is
  * computed again. The last block is not computed again, because the arrays still have its results. */
-static enum status block_backward(struct vit *vit, uint32_t i, uint32_t count)
+template <class T> static enum status block_backward(struct vit<T> *vit, uint32_t i, uint32_t count)
 {
-    const struct vit_block *block = &vit->blocks[i];
-    const struct vit_norm norm1 = norm1_of(vit, i, count, true), norm2 = norm2_of(vit, i, count, true);
+    const struct vit_block<T> *block = &vit->blocks[i];
+    const struct vit_norm<T> norm1 = norm1_of<T>(vit, i, count, true),
+                             norm2 = norm2_of<T>(vit, i, count, true);
     if (vit->train->checkpoint_activations && i + 1 < vit->block_count) {
-        TRY(vit_add_norm(&norm1, nullptr, nullptr, vit->stream));
-        TRY(block_forward(vit, i, count, true));
+        TRY(vit_add_norm<T>(&norm1, nullptr, nullptr, vit->stream));
+        TRY(block_forward<T>(vit, i, count, true));
     }
-    TRY(hidden_backward(vit, block, count * norm1.rows.tokens));
-    TRY(norm_backward(vit, &norm2, block->norm2, block->proj));
-    TRY(attention_backward(vit, block, count));
-    TRY(norm_backward(vit, &norm1, block->norm1, i > 0 ? block[-1].fc2 : nullptr));
+    TRY(hidden_backward<T>(vit, block, count * norm1.rows.tokens));
+    TRY(norm_backward<T>(vit, &norm2, block->norm2, block->proj));
+    TRY(attention_backward<T>(vit, block, count));
+    TRY(norm_backward<T>(vit, &norm1, block->norm1, i > 0 ? block[-1].fc2 : nullptr));
     return vit_sums_finish(&vit->sums, vit->stream);
 }
 
 /* Backward pass of the last normalisation and the head. */
-static enum status head_backward(struct vit *vit, uint32_t count)
+template <class T> static enum status head_backward(struct vit<T> *vit, uint32_t count)
 {
-    const struct vit_norm norm = last_norm_of(vit, count, true);
-    TRY(vit_logits_backward(vit->logit_deltas, count, vit->train->model->classes, vit->logit_apart,
-                            vit->logit_rounded, vit->added + vit->head->bias, &vit->sums, vit->stream));
-    TRY(linear_backward(vit, vit->head, count, vit->class_norms, vit->logit_rounded, vit->class_deltas));
-    TRY(norm_backward(vit, &norm, vit->last_norm, vit->blocks[vit->block_count - 1].fc2));
+    const struct vit_norm<T> norm = last_norm_of<T>(vit, count, true);
+    const struct vit_head<T> head = head_of<T>(vit, count);
+    TRY(vit_head_backward<T>(vit->multiplier, &head, vit->class_norms, vit->logit_deltas, vit->logit_rounded,
+                             vit->class_deltas, vit->added + vit->head->weight, vit->added + vit->head->bias,
+                             &vit->sums, vit->stream));
+    TRY(norm_backward<T>(vit, &norm, vit->last_norm, vit->blocks[vit->block_count - 1].fc2));
     return vit_sums_finish(&vit->sums, vit->stream);
 }
 
 /* Backward pass of the sum at the end of a stage without the head, whose gradient is in vit->deltas. The next
  * stage has the normalisation of the sum. The kernel is that of norm_backward(), so the cuts do not change
  * the bits of the gradients. */
-static enum status sum_backward(struct vit *vit, uint32_t count)
+template <class T> static enum status sum_backward(struct vit<T> *vit, uint32_t count)
 {
-    const struct vit_norm norm = last_norm_of(vit, count, true);
-    const struct vit_norm_deltas deltas = {.outputs = nullptr,
-                                           .later = vit->deltas,
-                                           .sums = vit->deltas,
-                                           .branch = norm.factors ? vit->branch_deltas : nullptr,
-                                           .weight = nullptr,
-                                           .bias = nullptr,
-                                           .branch_bias =
-                                               vit->added + vit->blocks[vit->block_count - 1].fc2->bias};
-    TRY(vit_add_norm_backward(&norm, &deltas, &vit->sums, vit->stream));
+    const struct vit_norm<T> norm = last_norm_of<T>(vit, count, true);
+    const struct vit_norm_deltas<T> deltas = {
+        .outputs = nullptr, .later = vit->deltas, .sums = vit->deltas,
+        .branch = norm.factors ? vit->branch_deltas : nullptr, .weight = nullptr, .bias = nullptr,
+        .branch_bias = vit->added + vit->blocks[vit->block_count - 1].fc2->bias
+    };
+    TRY(vit_add_norm_backward<T>(&norm, &deltas, &vit->sums, vit->stream));
     return vit_sums_finish(&vit->sums, vit->stream);
 }
 
 /* Backward pass of the first two layers: the patches and the tokens. */
-static enum status patches_backward(struct vit *vit, uint32_t count)
+template <class T> static enum status patches_backward(struct vit<T> *vit, uint32_t count)
 {
-    const struct vit_rows shape = rows_of(vit, count);
+    const struct vit_rows shape = rows_of<T>(vit, count);
     const uint32_t rows = count * (shape.tokens - 1);
-    TRY(vit_tokens_backward(&shape, vit->deltas, vit->added + vit->token_layer->weight,
-                            vit->added + vit->token_layer->bias, vit->in_deltas, &vit->sums, vit->stream));
-    TRY(vit_column_sums(vit->in_deltas, rows, shape.width, vit->added + vit->patch_layer->bias, &vit->sums,
-                        vit->stream));
+    TRY(vit_tokens_backward<T>(&shape, vit->deltas, vit->added + vit->token_layer->weight,
+                               vit->added + vit->token_layer->bias, vit->in_deltas, &vit->sums, vit->stream));
+    TRY(vit_column_sums<T>(vit->in_deltas, rows, shape.width, vit->added + vit->patch_layer->bias, &vit->sums,
+                           vit->stream));
     TRY(vit_sums_finish(&vit->sums, vit->stream));
-    return linear_backward(vit, vit->patch_layer, rows, vit->patches, vit->in_deltas, nullptr);
+    if (!vit->patch_layer->fp32)
+        return linear_backward<T>(vit, vit->patch_layer, rows, vit->patches, vit->in_deltas, nullptr);
+    const struct vit_linear linear = linear_of(vit->patch_layer, rows);
+    TRY(vit_widen<T>(vit->in_deltas, (size_t)rows * linear.out, vit->patch_outputs, vit->stream));
+    return vit_linear_weights<float>(vit->multiplier, &linear, vit->patch_outputs, vit->patch_inputs,
+                                     vit->added + vit->patch_layer->weight, vit->stream);
 }
 
 /* Computes and exchanges the gradients of a step that has only one part. A rank without samples in this step
  * contributes zeros. */
-static enum status backward_exchange(struct vit *vit, uint32_t count)
+template <class T> static enum status backward_exchange(struct vit<T> *vit, uint32_t count)
 {
     const struct model *model = vit->train->model;
     size_t end = model->arena_values;
@@ -681,44 +742,46 @@ static enum status backward_exchange(struct vit *vit, uint32_t count)
     if (count == 0)
         CUDA_TRY(cudaMemsetAsync(vit->gradients, 0, end * sizeof *vit->gradients, vit->stream));
     else
-        TRY(head_backward(vit, count));
+        TRY(head_backward<T>(vit, count));
     TRY(device_engine_exchange(vit, layer - 3, layer, &end));
     layer -= 3;
     for (uint32_t i = vit->block_count; i-- > 0; layer -= BLOCK_LAYERS) {
         if (count > 0)
-            TRY(block_backward(vit, i, count));
+            TRY(block_backward<T>(vit, i, count));
         TRY(device_engine_exchange(vit, layer - BLOCK_LAYERS, layer, &end));
     }
     if (count > 0)
-        TRY(patches_backward(vit, count));
+        TRY(patches_backward<T>(vit, count));
     TRY(device_engine_exchange(vit, 0, layer, &end));
     return device_engine_exchange_end(vit);
 }
 
 /* Computes the gradients of one of several parts of a step, or of a micro-batch. */
-static enum status backward_part(struct vit *vit, uint32_t count)
+template <class T> static enum status backward_part(struct vit<T> *vit, uint32_t count)
 {
-    TRY(vit->head ? head_backward(vit, count) : sum_backward(vit, count));
+    TRY(vit->head ? head_backward<T>(vit, count) : sum_backward<T>(vit, count));
     for (uint32_t i = vit->block_count; i-- > 0;)
-        TRY(block_backward(vit, i, count));
-    return vit->patch_layer ? patches_backward(vit, count) : STATUS_OK;
+        TRY(block_backward<T>(vit, i, count));
+    return vit->patch_layer ? patches_backward<T>(vit, count) : STATUS_OK;
 }
 
 /* Computes the gradients of `count` samples. The kernels overwrite vit->added. If the step has one part, also
  * exchanges the gradients. */
-static enum status vit_backward(struct vit *vit, uint32_t count)
+template <class T> static enum status vit_backward(struct vit<T> *vit, uint32_t count)
 {
-    return train_parts(vit->train) == 1 ? backward_exchange(vit, count) : backward_part(vit, count);
+    return train_parts(vit->train) == 1 ? backward_exchange<T>(vit, count) : backward_part<T>(vit, count);
 }
 
 /* ---- Graphs ---- */
 
 /* Captures the forward or the backward pass of `count` samples. The mode is relaxed, because cuBLASLt loads
  * its kernels when they are first used. */
-static enum status record(struct vit *vit, uint32_t count, bool back, cudaGraphExec_t *into)
+template <class T>
+static enum status record(struct vit<T> *vit, uint32_t count, bool back, cudaGraphExec_t *into)
 {
     CUDA_TRY(cudaStreamBeginCapture(vit->stream, cudaStreamCaptureModeRelaxed));
-    return capture_end(vit->stream, back ? vit_backward(vit, count) : vit_forward(vit, count, true), into);
+    return capture_end(vit->stream, back ? vit_backward<T>(vit, count) : vit_forward<T>(vit, count, true),
+                       into);
 }
 
 static void graphs_close(struct vit_graphs *graphs)
@@ -729,7 +792,7 @@ static void graphs_close(struct vit_graphs *graphs)
 
 /* Returns the graphs for `count` samples, and captures them if they do not exist. If all entries are in use,
  * replaces the last one. */
-static enum status graphs_for(struct vit *vit, uint32_t count, struct vit_graphs **into)
+template <class T> static enum status graphs_for(struct vit<T> *vit, uint32_t count, struct vit_graphs **into)
 {
     struct vit_graphs *graphs = vit->graphs, *last = vit->graphs + GRAPHS - 1;
     while (graphs < last && graphs->backward && graphs->count != count)
@@ -741,11 +804,11 @@ static enum status graphs_for(struct vit *vit, uint32_t count, struct vit_graphs
     graphs_close(graphs);
     graphs->count = count;
     if (count > 0)
-        TRY(record(vit, count, false, &graphs->forward));
-    return record(vit, count, true, &graphs->backward);
+        TRY(record<T>(vit, count, false, &graphs->forward));
+    return record<T>(vit, count, true, &graphs->backward);
 }
 
-static enum status launch(struct vit *vit, cudaGraphExec_t graph)
+template <class T> static enum status launch(struct vit<T> *vit, cudaGraphExec_t graph)
 {
     RANGE(GRAPH);
     return CUDA_STATUS(cudaGraphLaunch(graph, vit->stream));
@@ -754,7 +817,7 @@ static enum status launch(struct vit *vit, cudaGraphExec_t graph)
 /* ---- Steps ---- */
 
 /* Draws the factors of stochastic depth of the current batch. */
-static enum status draw_factors(struct vit *vit, uint32_t epoch, uint32_t count)
+template <class T> static enum status draw_factors(struct vit<T> *vit, uint32_t epoch, uint32_t count)
 {
     return vit->path_count > 0
                ? vit_factors(vit->paths, vit->path_count, vit->train->seed, epoch, vit->batch->numbers, count,
@@ -762,95 +825,94 @@ static enum status draw_factors(struct vit *vit, uint32_t epoch, uint32_t count)
                : STATUS_OK;
 }
 
+template <class T>
 static enum status gather(struct device_engine *engine, const struct device_set *set, uint32_t epoch,
                           bool training, uint32_t count)
 {
-    struct vit *vit = vit_of(engine);
-    TRY(vit_patches(vit->train->data, set, vit->batch, count, vit->patch, vit->patches, vit->stream));
-    return training ? draw_factors(vit, epoch, count) : STATUS_OK;
-}
-
-static enum status apply(struct device_engine *engine, const struct update *update)
-{
-    struct vit *vit = vit_of(engine);
-    RANGE(UPDATE);
-    return device_engine_update(vit, update, vit->parameters);
+    struct vit<T> *vit = vit_of<T>(engine);
+    TRY(vit_patches<T>(vit->train->data, set, vit->batch, count, vit->patch, vit->patches, vit->stream));
+    return training ? draw_factors<T>(vit, epoch, count) : STATUS_OK;
 }
 
 /* Computes the gradients of a part of a step; see vit_backward(). */
-static enum status compute_part(struct vit *vit, uint64_t number, const struct share *part)
+template <class T>
+static enum status compute_part(struct vit<T> *vit, uint64_t number, const struct share *part)
 {
     struct pass pass = {};
     struct vit_graphs *graphs;
     pass.stream = vit->stream;
     pass.count = (uint32_t)part->count;
     pass.total = (uint32_t)part->total;
-    TRY(graphs_for(vit, pass.count, &graphs));
+    TRY(graphs_for<T>(vit, pass.count, &graphs));
     if (pass.count > 0) {
-        TRY(launch(vit, graphs->forward));
+        TRY(launch<T>(vit, graphs->forward));
         TRY(loss_take(vit->train, vit->logits, vit->batch, &pass, number, vit->logit_deltas, &vit->losses));
     }
-    return launch(vit, graphs->backward);
+    return launch<T>(vit, graphs->backward);
 }
 
 /* Computes the gradients of one of several parts of a step, and adds them to those of the parts before it. */
-static enum status add_part(struct vit *vit, uint64_t number, const struct share *part, bool first)
+template <class T>
+static enum status add_part(struct vit<T> *vit, uint64_t number, const struct share *part, bool first)
 {
     const size_t values = vit->train->model->arena_values, bytes = values * sizeof *vit->gradients;
     if (part->count == 0) { /* only part 0 can be empty here */
         CUDA_TRY(cudaMemsetAsync(vit->gradients, 0, bytes, vit->stream));
         return STATUS_OK;
     }
-    TRY(compute_part(vit, number, part));
+    TRY(compute_part<T>(vit, number, part));
     if (first)
         return arena_copy(vit->train, vit->gradients, vit->added, vit->stream);
     return values_add(vit->added, values, vit->gradients, vit->stream);
 }
 
+template <class T>
 static enum status learn_part(struct device_engine *engine, uint32_t epoch, uint32_t step,
                               const struct share *part, uint32_t index)
 {
-    struct vit *vit = vit_of(engine);
+    struct vit<T> *vit = vit_of<T>(engine);
     const uint64_t number = (uint64_t)epoch * train_steps(vit->train) + step;
-    return train_parts(vit->train) == 1 ? compute_part(vit, number, part)
-                                        : add_part(vit, number, part, index == 0);
+    return train_parts(vit->train) == 1 ? compute_part<T>(vit, number, part)
+                                        : add_part<T>(vit, number, part, index == 0);
 }
 
+template <class T>
 static enum status infer(struct device_engine *engine, uint32_t count, const float **logits)
 {
-    struct vit *vit = vit_of(engine);
+    struct vit<T> *vit = vit_of<T>(engine);
     *logits = vit->logits;
-    return vit_forward(vit, count, false);
+    return vit_forward<T>(vit, count, false);
 }
 
 /* ---- A stage of a pipeline ---- */
 
 /* Returns the size of the tokens of `count` samples. */
-static size_t tokens_bytes(const struct vit *vit, uint32_t count)
+template <class T> static size_t tokens_bytes(const struct vit<T> *vit, uint32_t count)
 {
-    const struct vit_rows rows = rows_of(vit, count);
-    return (size_t)rows.samples * rows.tokens * rows.width * sizeof(bf16);
+    const struct vit_rows rows = rows_of<T>(vit, count);
+    return (size_t)rows.samples * rows.tokens * rows.width * sizeof(T);
 }
 
+template <class T>
 static enum status stage_forward(void *state, const struct micro *micro, const void *inputs, void *outputs)
 {
-    struct vit *vit = device_engine_as<struct vit>(state);
+    struct vit<T> *vit = vit_at<T>(state);
     struct pass pass = {.stream = vit->stream, .count = micro->count, .total = micro->total};
     CUDA_TRY(cudaSetDevice(vit->device));
-    choose_slot(vit, micro->slot);
+    choose_slot<T>(vit, micro->slot);
     TRY(device_stage_take(vit, micro));
     vit->slots[micro->slot] = *vit; /* with the mix of its samples */
     if (inputs) {
-        TRY(device_stage_copy(vit, vit->blocks[0].sums1, inputs, tokens_bytes(vit, micro->count)));
+        TRY(device_stage_copy(vit, vit->blocks[0].sums1, inputs, tokens_bytes<T>(vit, micro->count)));
         if (micro->training)
-            TRY(draw_factors(vit, micro->epoch, micro->count));
+            TRY(draw_factors<T>(vit, micro->epoch, micro->count));
     }
-    TRY(vit_forward(vit, micro->count, micro->training));
+    TRY(vit_forward<T>(vit, micro->count, micro->training));
     if (outputs && vit->head)
         TRY(device_stage_copy(vit, outputs, vit->logits,
                               micro->count * vit->train->model->classes * sizeof *vit->logits));
     else if (outputs)
-        TRY(device_stage_copy(vit, outputs, vit->sums_out, tokens_bytes(vit, micro->count)));
+        TRY(device_stage_copy(vit, outputs, vit->sums_out, tokens_bytes<T>(vit, micro->count)));
     else
         TRY(loss_take(vit->train, vit->logits, vit->batch, &pass, micro->step, vit->logit_deltas,
                       &vit->losses));
@@ -858,48 +920,51 @@ static enum status stage_forward(void *state, const struct micro *micro, const v
 }
 
 /* The kernels overwrite vit->added. */
+template <class T>
 static enum status stage_backward(void *state, const struct micro *micro, enum gradients_of,
                                   const void *deltas, void *in_deltas)
 {
-    struct vit *vit = device_engine_as<struct vit>(state);
+    struct vit<T> *vit = vit_at<T>(state);
     CUDA_TRY(cudaSetDevice(vit->device));
-    choose_slot(vit, micro->slot);
+    choose_slot<T>(vit, micro->slot);
     if (deltas)
-        TRY(device_stage_copy(vit, vit->deltas, deltas, tokens_bytes(vit, micro->count)));
-    TRY(backward_part(vit, micro->count));
+        TRY(device_stage_copy(vit, vit->deltas, deltas, tokens_bytes<T>(vit, micro->count)));
+    TRY(backward_part<T>(vit, micro->count));
     TRY(micro->index == 0
             ? arena_copy(vit->train, vit->gradients, vit->added, vit->stream)
             : values_add(vit->added, vit->train->model->arena_values, vit->gradients, vit->stream));
     if (in_deltas)
-        TRY(device_stage_copy(vit, in_deltas, vit->deltas, tokens_bytes(vit, micro->count)));
+        TRY(device_stage_copy(vit, in_deltas, vit->deltas, tokens_bytes<T>(vit, micro->count)));
     return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
 }
 
-static const struct stage_functions stages = {.value_bytes = sizeof(bf16),
-                                              .forward = stage_forward,
-                                              .backward = stage_backward,
-                                              .clear = device_stage_clear,
-                                              .sum = device_stage_sum,
-                                              .update = device_stage_update,
-                                              .pin = device_stage_pin,
-                                              .unpin = device_stage_unpin,
-                                              .share = device_stage_share,
-                                              .map = device_stage_map,
-                                              .release = device_stage_release};
+template <class T>
+static constexpr struct stage_functions stages = {.value_bytes = sizeof(T),
+                                                  .forward = stage_forward<T>,
+                                                  .backward = stage_backward<T>,
+                                                  .clear = device_stage_clear,
+                                                  .sum = device_stage_sum,
+                                                  .update = device_stage_update,
+                                                  .pin = device_stage_pin,
+                                                  .unpin = device_stage_unpin,
+                                                  .share = device_stage_share,
+                                                  .map = device_stage_map,
+                                                  .release = device_stage_release};
 
 /* ---- The engine ---- */
 
+template <class T>
 static enum status vit_open(const struct train *train, const struct resources *resources, void **state)
 {
     static const struct device_engine_functions functions = {
-        .gather = gather, .learn_part = learn_part, .update = apply, .infer = infer};
-    TRY(device_engine_new<struct vit>(train, resources, &functions, state));
-    return vit_open_all(device_engine_as<struct vit>(*state));
+        .gather = gather<T>, .learn_part = learn_part<T>, .update = device_engine_update, .infer = infer<T>};
+    TRY(device_engine_new<struct vit<T>>(train, resources, &functions, state));
+    return vit_open_all<T>(vit_at<T>(*state));
 }
 
-static void vit_close(void *state)
+template <class T> static void vit_close(void *state)
 {
-    struct vit *vit = device_engine_as<struct vit>(state);
+    struct vit<T> *vit = vit_at<T>(state);
     device_engine_stop(vit);
     for (struct vit_graphs &graphs : vit->graphs)
         graphs_close(&graphs);
@@ -909,39 +974,67 @@ static void vit_close(void *state)
     free(vit);
 }
 
-static enum status vit_set(void *state, const struct train_state *from)
+template <class T> static enum status vit_set(void *state, const struct train_state *from)
 {
-    struct vit *vit = device_engine_as<struct vit>(state);
+    struct vit<T> *vit = vit_at<T>(state);
     TRY(device_engine_set(state, from));
-    TRY(vit_round(vit->state.parameters, vit->train->model->arena_values, vit->parameters, vit->stream));
+    TRY(vit_round<T>(vit->state.parameters, vit->train->model->arena_values, vit->parameters, vit->stream));
     return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
 }
 
+/* Normalisations, positions and the class token are always in fp32; their results are rounded. */
+static enum fp32_layer keeps_fp32(const struct layer *layer)
+{
+    switch (layer->spec.kind) {
+    case LAYER_PATCHES:
+    case LAYER_LINEAR:
+        return FP32_CHOSEN;
+    case LAYER_TOKENS:
+    case LAYER_NORM:
+        return FP32_ALWAYS;
+    default:
+        return FP32_NEVER;
+    }
+}
+
+template <class T>
+static constexpr struct engine engine_of(const char *name, const struct engine_bounds &bounds)
+{
+    constexpr bool scales = std::is_same<T, fp16>::value;
+    return {
+        .name = name,
+        .bounds = bounds,
+        .scales_loss = scales,
+        .feeds = true,
+        .recomputes = true,
+        .augments = true,
+        .gradients_in = GRADIENTS_IN_GRAPH,
+        .shares_update = !scales,
+        .unit = UNIT_HALF,
+        .accepts = vit_accepts,
+        .keeps_fp32 = keeps_fp32,
+        .stages = &stages<T>,
+        .open = vit_open<T>,
+        .close = vit_close<T>,
+        .set = vit_set<T>,
+        .get = device_engine_get,
+        .steps = device_engine_steps,
+        .totals = device_engine_totals,
+        .progress = device_engine_progress,
+        .gradients = device_engine_gradients,
+        .overflows = scales ? device_engine_overflows : nullptr,
+        .evaluate = device_engine_evaluate,
+        .memory_bytes = device_engine_memory_bytes,
+        .test_samples = device_engine_test_samples,
+    };
+}
+
+/* bf16 has 8 significant bits. docs/train_vit.md explains these bounds and which faults exceed them. fp16 has
+ * as many significant bits as TF32. */
 extern "C" {
-const struct engine engine_vit = {
-    .name = "vit",
-    /* bf16 has 8 significant bits. docs/train_vit.md explains these bounds and which faults exceed them. */
-    .bounds = {.loss = 2e-2, .floor = 1, .drift = 0.3, .logits = 4e-2},
-    .feeds = true,
-    .recomputes = true,
-    .augments = true,
-    .gradients_in = GRADIENTS_IN_GRAPH,
-    .shares_update = true,
-    .unit = UNIT_HALF,
-    .accepts = vit_accepts,
-    .stages = &stages,
-    .open = vit_open,
-    .close = vit_close,
-    .set = vit_set,
-    .get = device_engine_get,
-    .steps = device_engine_steps,
-    .totals = device_engine_totals,
-    .progress = device_engine_progress,
-    .gradients = device_engine_gradients,
-    .evaluate = device_engine_evaluate,
-    .memory_bytes = device_engine_memory_bytes,
-    .test_samples = device_engine_test_samples,
-};
+const struct engine engine_vit =
+    engine_of<bf16>("vit", {.loss = 2e-2, .floor = 1, .drift = 0.3, .logits = 4e-2});
+const struct engine engine_vit_amp = engine_of<fp16>("vit-amp", ENGINE_BOUNDS_TF32);
 }
 
 /* ---- Variants ---- */
@@ -953,7 +1046,8 @@ static enum status probe_vit(const struct resources *resources)
 }
 
 extern "C" {
-extern const struct variant variant_train_vit, variant_infer_vit;
+extern const struct variant variant_train_vit, variant_train_vit_amp, variant_infer_vit;
 const struct variant variant_train_vit = training_by<&engine_vit>(false, probe_vit);
+const struct variant variant_train_vit_amp = training_by<&engine_vit_amp>(false, probe_vit);
 const struct variant variant_infer_vit = inferring_by<&engine_vit>(false, probe_vit);
 }

@@ -4,12 +4,6 @@
 
 #include "train/mma.cuh"
 
-/* The opposite of pack(). */
-static __device__ __forceinline__ float2 values_of(uint32_t word)
-{
-    return {bf16_low(word), bf16_high(word)};
-}
-
 /* Writes the sums of the columns of a warp's 16 rows to `columns`, times `factor`. Leaves out rows from
  * `count` on. */
 template <int N>
@@ -33,7 +27,7 @@ static __device__ __forceinline__ void sum_columns(const float sums[N / 2], floa
 /* GELU is x P(x), where P is the cumulative distribution function of the standard normal distribution. At x,
  * `below` is P(x), and `bell` is the density times sqrt(2 pi). P is computed by formula 26.2.17 of Abramowitz
  * and Stegun, "Handbook of Mathematical Functions". Its absolute error is below 7.5e-8, far less than the
- * rounding of bf16. */
+ * rounding of bf16 or fp16. */
 struct normal {
     float below, bell;
 };

@@ -30,10 +30,10 @@ template <int TILES> struct hidden_memory {
  * and `results` with the GELU of `hidden`. Backward: weights (64 TILES, columns); `hidden` is read, and
  * `results` gets its gradients. `partial` (block of BLOCK_ROWS rows, columns) gets the sums of these
  * gradients over the rows of each block. */
-struct hidden_plan {
+template <class T> struct hidden_plan {
     uint32_t rows, columns;
-    const bf16 *inputs, *weights, *bias;
-    bf16 *hidden, *results;
+    const T *inputs, *weights, *bias;
+    T *hidden, *results;
     float *partial;
 };
 
@@ -45,41 +45,42 @@ struct hidden_place {
     size_t at;      /* index of the item's first value in an array (rows, columns) */
 };
 
-static __device__ __forceinline__ struct hidden_place place_of(const struct hidden_plan &plan, uint32_t item)
+template <class T>
+static __device__ __forceinline__ struct hidden_place place_of(const struct hidden_plan<T> &plan,
+                                                               uint32_t item)
 {
     const uint32_t parts = plan.columns / COLUMNS, block = item / parts, column = item % parts * COLUMNS;
     return {block, column, threadIdx.x / 32 * 16, plan.rows - block * BLOCK_ROWS,
             (size_t)block * BLOCK_ROWS * plan.columns + column};
 }
 
-template <int TILES>
+template <class T, int TILES>
 static __device__ __forceinline__ void load_inputs(struct hidden_memory<TILES> *memory,
-                                                   const struct hidden_plan &plan,
+                                                   const struct hidden_plan<T> &plan,
                                                    const struct hidden_place &place)
 {
-    const bf16 *from = plan.inputs + (size_t)place.block * BLOCK_ROWS * TILES * TILE_WIDTH;
+    const T *from = plan.inputs + (size_t)place.block * BLOCK_ROWS * TILES * TILE_WIDTH;
     for (int tile = 0; tile < TILES; tile++)
         copy_rows16(memory->inputs[tile], place.row, place.count, from + tile * TILE_WIDTH,
                     TILES * TILE_WIDTH);
 }
 
-template <int TILES, bool BACK>
+template <class T, int TILES, bool BACK>
 static __device__ __forceinline__ void load_weights(struct hidden_memory<TILES> *memory,
-                                                    const struct hidden_plan &plan,
+                                                    const struct hidden_plan<T> &plan,
                                                     const struct hidden_place &place)
 {
     for (uint32_t part = threadIdx.x / 32; part < TILES * COLUMNS / 16; part += WARPS) {
         const uint32_t tile = part / (COLUMNS / 16), row = part % (COLUMNS / 16) * 16;
         const size_t apart = BACK ? plan.columns : TILES * TILE_WIDTH;
-        const bf16 *from = BACK
-                               ? plan.weights + (size_t)tile * TILE_WIDTH * plan.columns + place.column
-                               : plan.weights + (size_t)place.column * TILES * TILE_WIDTH + tile * TILE_WIDTH;
+        const T *from = BACK ? plan.weights + (size_t)tile * TILE_WIDTH * plan.columns + place.column
+                             : plan.weights + (size_t)place.column * TILES * TILE_WIDTH + tile * TILE_WIDTH;
         copy_rows16(memory->weights[tile], row, COLUMNS, from, apart);
     }
 }
 
 /* Starts sums = inputs weights^T (forward) or inputs weights (backward) for the warpgroup's rows. */
-template <int TILES, bool BACK>
+template <class T, int TILES, bool BACK>
 static __device__ __forceinline__ void start_product(struct hidden_memory<TILES> *memory,
                                                      float (&sums)[COLUMNS / 2])
 {
@@ -90,18 +91,19 @@ static __device__ __forceinline__ void start_product(struct hidden_memory<TILES>
         const uint64_t b = wgmma_tile(memory->weights[tile]);
 #pragma unroll
         for (int step = 0; step < TILE_WIDTH / 16; step++)
-            wgmma<COLUMNS, 0, BACK>(sums, a + step * WGMMA_NEXT,
-                                    b + step * (BACK ? WGMMA_NEXT_TRANSPOSED : WGMMA_NEXT), tile + step > 0);
+            wgmma<T, COLUMNS, 0, BACK>(sums, a + step * WGMMA_NEXT,
+                                       b + step * (BACK ? WGMMA_NEXT_TRANSPOSED : WGMMA_NEXT),
+                                       tile + step > 0);
     }
     wgmma_commit();
 }
 
 /* Adds the bias, and writes hidden values and their GELU. GELU is computed from the rounded values, because
  * the backward pass reads the rounded values. */
-template <int TILES>
+template <class T, int TILES>
 static __device__ __forceinline__ void
-finish(struct hidden_memory<TILES> *memory, const struct hidden_plan &plan, const struct hidden_place &place,
-       const float (&sums)[COLUMNS / 2])
+finish(struct hidden_memory<TILES> *memory, const struct hidden_plan<T> &plan,
+       const struct hidden_place &place, const float (&sums)[COLUMNS / 2])
 {
     const uint32_t column = place.column + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -110,10 +112,10 @@ finish(struct hidden_memory<TILES> *memory, const struct hidden_plan &plan, cons
         for (int i = 0; i < 4; i++) {
             const float *sum = sums + 8 * step + 2 * i;
             const float2 bias =
-                values_of(*reinterpret_cast<const uint32_t *>(plan.bias + column + 16 * step + i / 2 * 8));
-            hidden[i] = pack(sum[0] + bias.x, sum[1] + bias.y);
-            const float2 x = values_of(hidden[i]);
-            active[i] = pack(gelu(x.x), gelu(x.y));
+                values_of<T>(*reinterpret_cast<const uint32_t *>(plan.bias + column + 16 * step + i / 2 * 8));
+            hidden[i] = pack<T>(sum[0] + bias.x, sum[1] + bias.y);
+            const float2 x = values_of<T>(hidden[i]);
+            active[i] = pack<T>(gelu(x.x), gelu(x.y));
         }
         put_fragment(memory->values[0], place.row, 16 * step, hidden);
         put_fragment(memory->values[1], place.row, 16 * step, active);
@@ -126,9 +128,9 @@ finish(struct hidden_memory<TILES> *memory, const struct hidden_plan &plan, cons
 
 /* Multiplies the sums by the derivative of GELU at the hidden values, writes the products, and stores the
  * sums of their columns over the warp's rows. */
-template <int TILES>
+template <class T, int TILES>
 static __device__ __forceinline__ void
-finish_back(struct hidden_memory<TILES> *memory, const struct hidden_plan &plan,
+finish_back(struct hidden_memory<TILES> *memory, const struct hidden_plan<T> &plan,
             const struct hidden_place &place, uint32_t which, float (&sums)[COLUMNS / 2])
 {
 #pragma unroll
@@ -136,11 +138,11 @@ finish_back(struct hidden_memory<TILES> *memory, const struct hidden_plan &plan,
         uint32_t word[4];
         get_fragment(memory->values[which], place.row, 16 * step, word);
         for (int i = 0; i < 4; i++) {
-            const float2 x = values_of(word[i]);
+            const float2 x = values_of<T>(word[i]);
             float *sum = sums + 8 * step + 2 * i;
             sum[0] *= gelu_slope(x.x);
             sum[1] *= gelu_slope(x.y);
-            word[i] = pack(sum[0], sum[1]);
+            word[i] = pack<T>(sum[0], sum[1]);
         }
         put_fragment(memory->values[which], place.row, 16 * step, word);
     }
@@ -151,12 +153,12 @@ finish_back(struct hidden_memory<TILES> *memory, const struct hidden_plan &plan,
 }
 
 /* Adds up the warps' column sums for an item that all warps have finished, and writes the totals. */
-template <int TILES>
+template <class T, int TILES>
 static __device__ __forceinline__ void write_columns(struct hidden_memory<TILES> *memory,
-                                                     const struct hidden_plan &plan, uint32_t item,
+                                                     const struct hidden_plan<T> &plan, uint32_t item,
                                                      uint32_t which)
 {
-    const struct hidden_place place = place_of(plan, item);
+    const struct hidden_place place = place_of<T>(plan, item);
     if (threadIdx.x >= COLUMNS)
         return;
     float sum = 0;
@@ -165,50 +167,50 @@ static __device__ __forceinline__ void write_columns(struct hidden_memory<TILES>
     plan.partial[(size_t)place.block * plan.columns + place.column + threadIdx.x] = sum;
 }
 
-template <int TILES, bool BACK>
+template <class T, int TILES, bool BACK>
 static __global__ void __launch_bounds__(32 * WARPS, 2)
-    hidden_kernel(const struct hidden_plan plan, uint32_t items)
+    hidden_kernel(const struct hidden_plan<T> plan, uint32_t items)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     struct hidden_memory<TILES> *memory = reinterpret_cast<struct hidden_memory<TILES> *>(shared);
     const uint32_t begin = (uint32_t)((uint64_t)items * blockIdx.x / gridDim.x);
     const uint32_t end = (uint32_t)((uint64_t)items * (blockIdx.x + 1) / gridDim.x);
-    struct hidden_place place = place_of(plan, begin);
-    load_inputs(memory, plan, place);
-    load_weights<TILES, BACK>(memory, plan, place);
+    struct hidden_place place = place_of<T>(plan, begin);
+    load_inputs<T>(memory, plan, place);
+    load_weights<T, TILES, BACK>(memory, plan, place);
     if (BACK)
         copy_rows16(memory->values[0], place.row, place.count, plan.hidden + place.at, plan.columns);
     for (uint32_t item = begin; item < end; item++) {
         const bool more = item + 1 < end;
         const uint32_t which = (item - begin) % 2;
-        const struct hidden_place next = place_of(plan, more ? item + 1 : item);
+        const struct hidden_place next = place_of<T>(plan, more ? item + 1 : item);
         float sums[COLUMNS / 2];
         copy_commit();
         copy_wait<0>();
         wgmma_publish();
         __syncthreads(); /* the item's data are in shared memory, and all warps have finished the previous
                             item */
-        start_product<TILES, BACK>(memory, sums);
+        start_product<T, TILES, BACK>(memory, sums);
         if (BACK && more)
             copy_rows16(memory->values[1 - which], next.row, next.count, plan.hidden + next.at, plan.columns);
         if (BACK && item > begin)
-            write_columns(memory, plan, item - 1, 1 - which);
+            write_columns<T>(memory, plan, item - 1, 1 - which);
         wgmma_wait<0>();
         wgmma_ended(sums);
         __syncthreads(); /* all warps have read inputs and weights */
         if (more)
-            load_weights<TILES, BACK>(memory, plan, next);
+            load_weights<T, TILES, BACK>(memory, plan, next);
         if (next.block != place.block)
-            load_inputs(memory, plan, next);
+            load_inputs<T>(memory, plan, next);
         if constexpr (BACK)
-            finish_back(memory, plan, place, which, sums);
+            finish_back<T>(memory, plan, place, which, sums);
         else
-            finish(memory, plan, place, sums);
+            finish<T>(memory, plan, place, sums);
         place = next;
     }
     __syncthreads();
     if (BACK)
-        write_columns(memory, plan, end - 1, (end - 1 - begin) % 2);
+        write_columns<T>(memory, plan, end - 1, (end - 1 - begin) % 2);
 }
 
 /* ---- Launches ---- */
@@ -220,53 +222,62 @@ enum status hidden_hopper_fits(uint32_t inner, uint32_t columns, bool *fits)
     return STATUS_OK;
 }
 
-static uint32_t blocks_of(const struct hidden_plan *plan)
+template <class T> static uint32_t blocks_of(const struct hidden_plan<T> *plan)
 {
     return (plan->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
 }
 
-template <int TILES, bool BACK> static enum status launch(const struct hidden_plan *plan, cudaStream_t stream)
+template <class T, int TILES, bool BACK>
+static enum status launch(const struct hidden_plan<T> *plan, cudaStream_t stream)
 {
-    const uint32_t items = blocks_of(plan) * (plan->columns / COLUMNS),
+    const uint32_t items = blocks_of<T>(plan) * (plan->columns / COLUMNS),
                    bytes = sizeof(struct hidden_memory<TILES>);
     int device, processors;
     CUDA_TRY(cudaGetDevice(&device));
     CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    CUDA_TRY(cudaFuncSetAttribute(hidden_kernel<TILES, BACK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    CUDA_TRY(cudaFuncSetAttribute(hidden_kernel<T, TILES, BACK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)bytes));
     const uint32_t most = 2 * (uint32_t)processors, blocks = items < most ? items : most;
-    hidden_kernel<TILES, BACK><<<blocks, 32 * WARPS, bytes, stream>>>(*plan, items);
+    hidden_kernel<T, TILES, BACK><<<blocks, 32 * WARPS, bytes, stream>>>(*plan, items);
     return CUDA_LAUNCHED("hidden_kernel");
 }
 
-template <bool BACK>
-static enum status launch_any(const struct hidden_plan *plan, uint32_t inner, cudaStream_t stream)
+template <class T, bool BACK>
+static enum status launch_any(const struct hidden_plan<T> *plan, uint32_t inner, cudaStream_t stream)
 {
     switch (inner / TILE_WIDTH) {
     case 1:
-        return launch<1, BACK>(plan, stream);
+        return launch<T, 1, BACK>(plan, stream);
     case 2:
-        return launch<2, BACK>(plan, stream);
+        return launch<T, 2, BACK>(plan, stream);
     default:
-        return launch<3, BACK>(plan, stream);
+        return launch<T, 3, BACK>(plan, stream);
     }
 }
 
-enum status hidden_hopper_forward(const struct vit_linear *linear, const bf16 *inputs, const bf16 *weights,
-                                  const bf16 *bias, bf16 *hidden, bf16 *active, cudaStream_t stream)
+template <class T>
+enum status hidden_hopper_forward(const struct vit_linear *linear, const T *inputs, const T *weights,
+                                  const T *bias, T *hidden, T *active, cudaStream_t stream)
 {
-    const struct hidden_plan plan = {linear->rows, linear->out, inputs, weights, bias, hidden, active, NULL};
-    return launch_any<false>(&plan, linear->in, stream);
+    const struct hidden_plan<T> plan = {
+        linear->rows, linear->out, inputs, weights, bias, hidden, active, NULL
+    };
+    return launch_any<T, false>(&plan, linear->in, stream);
 }
 
-enum status hidden_hopper_backward(const struct vit_linear *linear, const bf16 *out_deltas,
-                                   const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *bias,
-                                   struct vit_sums *sums, cudaStream_t stream)
+template <class T>
+enum status hidden_hopper_backward(const struct vit_linear *linear, const T *out_deltas, const T *weights,
+                                   const T *hidden, T *deltas, float *bias, struct vit_sums *sums,
+                                   cudaStream_t stream)
 {
-    const struct hidden_plan plan = {
-        linear->rows, linear->in,         out_deltas, weights, NULL, const_cast<bf16 *>(hidden),
-        deltas,       vit_sums_room(sums)};
-    const struct vit_sum sum = {NULL, blocks_of(&plan), 1, linear->in, {bias}};
-    TRY(launch_any<true>(&plan, linear->out, stream));
+    const struct hidden_plan<T> plan = {
+        linear->rows, linear->in, out_deltas, weights, NULL, const_cast<T *>(hidden), deltas,
+            vit_sums_room(sums)
+    };
+    const struct vit_sum sum = {NULL, blocks_of<T>(&plan), 1, linear->in, {bias}};
+    TRY((launch_any<T, true>(&plan, linear->out, stream)));
     return vit_sums_add(sums, &sum);
 }
+
+EACH_HALF(hidden_hopper_forward)
+EACH_HALF(hidden_hopper_backward)

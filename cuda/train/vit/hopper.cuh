@@ -2,10 +2,10 @@
  * around PTX instructions, and tiles in their format. With wgmma, a warpgroup (4 adjacent warps, 128 threads)
  * multiplies matrices asynchronously. stmatrix stores fragments in shared memory.
  *
- * D += A B, where A (64, 16) and B (16, N) are bf16, and D (64, N) is fp32. Warp w of the warpgroup holds
- * rows 16 w to 16 w + 15 of D, and of A if A is in registers. The fragments of these 16 rows are those of
- * mma.cuh. For columns 8 n to 8 n + 7 of D, they are d[4 n] to d[4 n + 3]. B is in shared memory, and so is A
- * if it is not in registers (PTX ISA, "Asynchronous warpgroup level matrix instructions").
+ * D += A B, where A (64, 16) and B (16, N) are bf16 or fp16, and D (64, N) is fp32. Warp w of the warpgroup
+ * holds rows 16 w to 16 w + 15 of D, and of A if A is in registers. The fragments of these 16 rows are those
+ * of mma.cuh. For columns 8 n to 8 n + 7 of D, they are d[4 n] to d[4 n + 3]. B is in shared memory, and so
+ * is A if it is not in registers (PTX ISA, "Asynchronous warpgroup level matrix instructions").
  *
  * A matrix in shared memory is a part of a tile. A tile consists of rows of 64 values (128 bytes), and its
  * address is a multiple of 1024. Bytes 16 c to 16 c + 15 of row r are at 16 (c ^ r % 8) in this row, so that
@@ -18,7 +18,6 @@
 #ifndef FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 #define FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 
-#include <cuda_bf16.h>
 #include <stdint.h>
 
 #include "common/check.cuh"
@@ -36,7 +35,7 @@
  * a tile. */
 static __device__ __forceinline__ uint64_t wgmma_tile(const void *row)
 {
-    const uint64_t address = __cvta_generic_to_shared(row), rows8 = 8 * TILE_WIDTH * sizeof(__nv_bfloat16);
+    const uint64_t address = __cvta_generic_to_shared(row), rows8 = 8 * TILE_WIDTH * sizeof(uint16_t);
     return (address & 0x3ffff) >> 4 | 1ull << 16 | (rows8 >> 4) << 32 | 1ull << 62;
 }
 
@@ -73,9 +72,18 @@ static __device__ __forceinline__ void wgmma_publish(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-#define WGMMA(n, sums, a, b, add, flags)                 \
-    "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" sums "}, " a ", " b ", add, " flags ";\n}"
+#define WGMMA(n, type, sums, a, b, add, flags)                                                              \
+    "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\n"                                                    \
+    "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums "}, " a ", " b ", add, " flags \
+    ";\n}"
+/* The instruction for T. */
+#define WGMMA_OF(n, sums, a, b, add, flags, out, in)                           \
+    do {                                                                       \
+        if constexpr (std::is_same<T, __nv_bfloat16>::value)                   \
+            asm volatile(WGMMA(n, "bf16", sums, a, b, add, flags) : out : in); \
+        else                                                                   \
+            asm volatile(WGMMA(n, "f16", sums, a, b, add, flags) : out : in);  \
+    } while (0)
 #define SUMS8  "%0, %1, %2, %3, %4, %5, %6, %7"
 #define SUMS16 SUMS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define SUMS32 SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -85,40 +93,38 @@ static __device__ __forceinline__ void wgmma_publish(void)
 #define OUT4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUT8(i)  OUT4(i), OUT4(i + 4)
 #define OUT16(i) OUT8(i), OUT8(i + 8)
+#define OUT32(i) OUT16(i), OUT16(i + 16)
+#define OUT64(i) OUT32(i), OUT32(i + 32)
 #define A_TILE   "l"(a), "l"(b), "r"((int)add), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B)
 #define A_WORDS  "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(TRANSPOSE_B)
 
-/* Starts d += a b, or d = a b if `add` is false. `a` and `b` are descriptors of wgmma_tile(). `add` should be
- * a compile-time constant: otherwise the compiler keeps registers for the earlier value of `d`. */
-template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
+/* Starts d += a b, or d = a b if `add` is false, for operands of the 16-bit type T. `a` and `b` are
+ * descriptors of wgmma_tile(). `add` should be a compile-time constant: otherwise the compiler keeps
+ * registers for the earlier value of `d`. */
+template <class T, int N, int TRANSPOSE_A, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 {
     static_assert(N == 16 || N == 32 || N == 64 || N == 128, "no wrapper for this number of columns");
     if constexpr (N == 16)
-        asm volatile(WGMMA("16", SUMS8, "%8", "%9", "%10", "1, 1, %11, %12") : OUT8(0) : A_TILE);
+        WGMMA_OF("16", SUMS8, "%8", "%9", "%10", "1, 1, %11, %12", OUT8(0), A_TILE);
     else if constexpr (N == 32)
-        asm volatile(WGMMA("32", SUMS16, "%16", "%17", "%18", "1, 1, %19, %20") : OUT16(0) : A_TILE);
+        WGMMA_OF("32", SUMS16, "%16", "%17", "%18", "1, 1, %19, %20", OUT16(0), A_TILE);
     else if constexpr (N == 64)
-        asm volatile(WGMMA("64", SUMS32, "%32", "%33", "%34", "1, 1, %35, %36")
-                     : OUT16(0), OUT16(16)
-                     : A_TILE);
+        WGMMA_OF("64", SUMS32, "%32", "%33", "%34", "1, 1, %35, %36", OUT32(0), A_TILE);
     else
-        asm volatile(WGMMA("128", SUMS64, "%64", "%65", "%66", "1, 1, %67, %68")
-                     : OUT16(0), OUT16(16), OUT16(32), OUT16(48)
-                     : A_TILE);
+        WGMMA_OF("128", SUMS64, "%64", "%65", "%66", "1, 1, %67, %68", OUT64(0), A_TILE);
 }
 
 /* Overload with A in registers: each warp passes its fragment of 16 x 16 values. */
-template <int N, int TRANSPOSE_B>
+template <class T, int N, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add)
 {
     static_assert(N == 64, "no wrapper for this number of columns");
-    asm volatile(WGMMA("64", SUMS32, "{%32, %33, %34, %35}", "%36", "%37", "1, 1, %38")
-                 : OUT16(0), OUT16(16)
-                 : A_WORDS);
+    WGMMA_OF("64", SUMS32, "{%32, %33, %34, %35}", "%36", "%37", "1, 1, %38", OUT32(0), A_WORDS);
 }
 
 #undef WGMMA
+#undef WGMMA_OF
 #undef SUMS8
 #undef SUMS16
 #undef SUMS32
@@ -126,6 +132,8 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (
 #undef OUT4
 #undef OUT8
 #undef OUT16
+#undef OUT32
+#undef OUT64
 #undef A_TILE
 #undef A_WORDS
 
@@ -144,10 +152,10 @@ static __device__ __forceinline__ void store4(void *row, const uint32_t word[4])
 #define HEIGHT 64               /* rows that a warpgroup multiplies at a time */
 #define PARTS  (TILE_WIDTH / 8) /* parts of a row: 16 bytes each */
 
-typedef __nv_bfloat16 tile_row[TILE_WIDTH];
+typedef uint16_t tile_row[TILE_WIDTH]; /* of a 16-bit type */
 
 /* Returns the address of values 8 * part to 8 * part + 7 of a row. */
-static __device__ __forceinline__ __nv_bfloat16 *part_at(tile_row *tile, uint32_t row, uint32_t part)
+static __device__ __forceinline__ uint16_t *part_at(tile_row *tile, uint32_t row, uint32_t part)
 {
     return &tile[row][(part ^ row % 8) * 8];
 }
@@ -170,8 +178,9 @@ static __device__ __forceinline__ void get_fragment(tile_row *tile, uint32_t row
 
 /* Starts copying 16 rows, from row `first` on, from global memory to a tile. `from` has `count` rows; further
  * rows are zeros. All lanes of a warp call this function. */
+template <class T>
 static __device__ __forceinline__ void copy_rows16(tile_row *tile, uint32_t first, uint32_t count,
-                                                   const __nv_bfloat16 *from, size_t apart)
+                                                   const T *from, size_t apart)
 {
 #pragma unroll
     for (uint32_t i = threadIdx.x % 32; i < 16 * PARTS; i += 32) {
@@ -182,8 +191,9 @@ static __device__ __forceinline__ void copy_rows16(tile_row *tile, uint32_t firs
 }
 
 /* Copies 16 rows of a tile to global memory, from row `first` on, but without rows from `count` on. */
-static __device__ __forceinline__ void write_rows16(tile_row *tile, uint32_t first, uint32_t count,
-                                                    __nv_bfloat16 *to, size_t apart)
+template <class T>
+static __device__ __forceinline__ void write_rows16(tile_row *tile, uint32_t first, uint32_t count, T *to,
+                                                    size_t apart)
 {
 #pragma unroll
     for (uint32_t i = threadIdx.x % 32; i < 16 * PARTS; i += 32) {

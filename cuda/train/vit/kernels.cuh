@@ -1,18 +1,15 @@
-/* The kernels of the engine `vit` (engine.cu). Tensors are in bf16 and in C order, unless a comment says
- * otherwise. A token is a row of `width` values; the rows of a batch are (sample, token). Sums are in fp32,
- * in an order that depends only on the sizes and the GPU model, so repeated runs give the same bits. All
- * functions with a `stream` enqueue their work on it and return.
+/* The kernels of the engines `vit` and `vit-amp` (engine.cu). T is the 16-bit type of the tensors: bf16 or
+ * fp16. Tensors are in C order, and have this type unless a comment says otherwise. A token is a row of
+ * `width` values; the rows of a batch are (sample, token). Sums are in fp32, in an order that depends only on
+ * the sizes and the GPU model, so repeated runs give the same bits. All functions with a `stream` enqueue
+ * their work on it and return.
  *
  * A branch is what a shortcut skips: attention or the two linear layers of a block. The branch's output is
  * multiplied by the sample's factor of stochastic depth, and added to the values of the shortcut. */
 #ifndef FDSL_CUDA_TRAIN_VIT_KERNELS_CUH
 #define FDSL_CUDA_TRAIN_VIT_KERNELS_CUH
 
-#include <cuda_bf16.h>
-
 #include "train/network.cuh"
-
-typedef __nv_bfloat16 bf16;
 
 #define VIT_PARTS        528  /* maximum number of partial sums per column, for norm.cu and columns.cu */
 #define VIT_HIDDEN_ROWS  128  /* rows per partial sum of vit_hidden_backward() */
@@ -52,7 +49,8 @@ enum status vit_sums_add(struct vit_sums *sums, const struct vit_sum *sum);
 /* Computes all sums that were added, and frees their room. */
 enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream);
 /* Sums each column of `values` (rows, width) over the rows. */
-enum status vit_column_sums(const bf16 *values, uint32_t rows, uint32_t width, float *result,
+template <class T>
+enum status vit_column_sums(const T *values, uint32_t rows, uint32_t width, float *result,
                             struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Matrix products (multiply.cu) ---- */
@@ -73,35 +71,40 @@ struct vit_linear {
     uint32_t rows, in, out, apart;
 };
 
+/* T may also be float here: then all matrices are in fp32, and products are not rounded to TF32. */
+
 /* Computes outputs = inputs weights^T + bias. `outputs` and `bias` are in fp32 if `wide` is true. */
+template <class T>
 enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct vit_linear *linear, bool wide,
-                               const bf16 *inputs, const bf16 *weights, const void *bias, void *outputs,
+                               const T *inputs, const T *weights, const void *bias, void *outputs,
                                cudaStream_t stream);
 /* Computes in_deltas = out_deltas weights. */
+template <class T>
 enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                              const bf16 *out_deltas, const bf16 *weights, bf16 *in_deltas,
-                              cudaStream_t stream);
+                              const T *out_deltas, const T *weights, T *in_deltas, cudaStream_t stream);
 /* Computes gradients = out_deltas^T inputs, in fp32. */
+template <class T>
 enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                               const bf16 *out_deltas, const bf16 *inputs, float *gradients,
-                               cudaStream_t stream);
+                               const T *out_deltas, const T *inputs, float *gradients, cudaStream_t stream);
 
 /* Computes hidden = inputs weights^T + bias, and active = GELU(hidden) (columns.cu). */
-enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const bf16 *inputs,
-                       const bf16 *weights, const bf16 *bias, bf16 *hidden, bf16 *active,
-                       cudaStream_t stream);
+template <class T>
+enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const T *inputs,
+                       const T *weights, const T *bias, T *hidden, T *active, cudaStream_t stream);
 /* `linear` is the layer after GELU, and `out_deltas` has the gradients of its outputs. Computes the gradients
  * of `hidden`. vit_sums_finish() writes their sums over the rows to `bias`. */
+template <class T>
 enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                                const bf16 *out_deltas, const bf16 *weights, const bf16 *hidden, bf16 *deltas,
+                                const T *out_deltas, const T *weights, const T *hidden, T *deltas,
                                 float *bias, struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Patches, tokens and parameters (tokens.cu) ---- */
 
-/* Gathers a batch as batch_gather() does, but writes bf16 patches (sample, patch, channel, y, x) of
+/* Gathers a batch as batch_gather() does, but writes patches (sample, patch, channel, y, x) of
  * `patch` x `patch` pixels. */
+template <class T>
 enum status vit_patches(const struct data *data, const struct device_set *set,
-                        const struct device_batch *batch, uint32_t count, uint32_t patch, bf16 *patches,
+                        const struct device_batch *batch, uint32_t count, uint32_t patch, T *patches,
                         cudaStream_t stream);
 
 /* A layer with stochastic depth. */
@@ -118,17 +121,34 @@ enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uin
 
 /* Backward pass of LAYER_TOKENS: sums the gradients of positions and class token over the samples, in fp32.
  * Copies the gradients of the other tokens to `patch_deltas` (sample, patch, width). */
-enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas, float *positions,
-                                float *class_token, bf16 *patch_deltas, struct vit_sums *sums,
+template <class T>
+enum status vit_tokens_backward(const struct vit_rows *rows, const T *deltas, float *positions,
+                                float *class_token, T *patch_deltas, struct vit_sums *sums,
                                 cudaStream_t stream);
 
-/* Converts the gradients of the logits (count, classes) to bf16 rows of `apart` values, padded with zeros.
- * Writes their sums over the samples to `bias`. */
-enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
-                                bf16 *rounded, float *bias, struct vit_sums *sums, cudaStream_t stream);
+/* The last layer. The logits and their gradients are in fp32. If `wide_inputs` and `wide_deltas`, room for
+ * the inputs and their gradients in fp32, are not NULL, so are all matrices of the layer. */
+template <class T> struct vit_head {
+    struct vit_linear linear;
+    uint32_t apart; /* distance between rows of rounded gradients of the logits: a multiple of 8 */
+    const T *weights;
+    const float *wide_weights, *bias;
+    float *wide_inputs, *wide_deltas;
+};
+template <class T>
+enum status vit_head_forward(struct vit_multiplier *multiplier, const struct vit_head<T> *head,
+                             const T *inputs, float *logits, cudaStream_t stream);
+/* Computes the gradients of the inputs, weights and bias from those of the logits. `rounded` is room for rows
+ * of head->apart values. vit_sums_finish() completes `bias`. */
+template <class T>
+enum status vit_head_backward(struct vit_multiplier *multiplier, const struct vit_head<T> *head,
+                              const T *inputs, const float *deltas, T *rounded, T *in_deltas, float *weight,
+                              float *bias, struct vit_sums *sums, cudaStream_t stream);
 
-/* Rounds `count` values, a multiple of 2, to bf16. */
-enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream);
+/* Rounds `count` values, a multiple of 2. */
+template <class T> enum status vit_round(const float *values, size_t count, T *rounded, cudaStream_t stream);
+/* The opposite of vit_round(). */
+template <class T> enum status vit_widen(const T *values, size_t count, float *wide, cudaStream_t stream);
 
 /* ---- Layer normalisation with its neighbours (norm.cu) ---- */
 
@@ -138,37 +158,40 @@ struct vit_moments {
 };
 
 /* The sum at the end of a branch, and the layer normalisation after it. */
-struct vit_norm {
+template <class T> struct vit_norm {
     struct vit_rows rows;
     bool first_tokens;          /* normalise only the first token of each sample: `sums`, `outputs`, `moments`
                                    and vit_norm_deltas.outputs then have one row per sample */
     const float *factors;       /* per sample; NULL: all factors are 1 */
     const float *weight, *bias; /* fp32 */
-    bf16 *sums;                 /* input of the normalisation */
-    bf16 *outputs;              /* output of the normalisation */
+    T *sums;                    /* input of the normalisation */
+    T *outputs;                 /* output of the normalisation */
     struct vit_moments *moments; /* per row */
 };
 
 /* Computes sums = shortcut + factors * branch, and normalises them. If `branch` is NULL, normalises the
  * existing `sums`. */
-enum status vit_add_norm(const struct vit_norm *norm, const bf16 *shortcut, const bf16 *branch,
+template <class T>
+enum status vit_add_norm(const struct vit_norm<T> *norm, const T *shortcut, const T *branch,
                          cudaStream_t stream);
 /* Computes `sums` and normalises them. The sums are the class token followed by the patches, plus the
  * positions. The class token and the positions are in fp32. */
-enum status vit_tokens_norm(const struct vit_norm *norm, const bf16 *patches, const float *class_token,
+template <class T>
+enum status vit_tokens_norm(const struct vit_norm<T> *norm, const T *patches, const float *class_token,
                             const float *positions, cudaStream_t stream);
 
 /* Gradients at the end of a branch, for struct vit_norm. */
-struct vit_norm_deltas {
-    const bf16 *outputs; /* gradient of norm.outputs; NULL: zero */
-    const bf16 *later;   /* gradient of norm.sums that arrives through the next shortcut; NULL: zero */
-    bf16 *sums;          /* result: gradient of norm.sums, for all tokens; may be the same array as `later` */
-    bf16 *branch;        /* result: factors * sums; NULL if there are no factors */
+template <class T> struct vit_norm_deltas {
+    const T *outputs; /* gradient of norm.outputs; NULL: zero */
+    const T *later;   /* gradient of norm.sums that arrives through the next shortcut; NULL: zero */
+    T *sums;          /* result: gradient of norm.sums, for all tokens; may be the same array as `later` */
+    T *branch;        /* result: factors * sums; NULL if there are no factors */
     float *weight, *bias; /* NULL: not needed */
     float *branch_bias; /* sum of factors * sums over all rows: the gradient of the bias of the branch's last
                            layer; NULL: not needed */
 };
-enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_norm_deltas *deltas,
+template <class T>
+enum status vit_add_norm_backward(const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *deltas,
                                   struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Attention (attention.cu) ---- */
@@ -176,18 +199,20 @@ enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_
 /* A row of `inputs` has the queries of all heads, then the keys, then the values. For each (sample, head,
  * token), `logs` has the logarithm to base 2 of the sum over all keys of the exponentials of the token's
  * scores. The forward pass writes `outputs` and `logs`, and the backward pass reads them. */
-struct vit_attention {
+template <class T> struct vit_attention {
     struct vit_rows rows;
     uint32_t heads;
-    const bf16 *inputs;
-    bf16 *outputs;
+    const T *inputs;
+    T *outputs;
     float *logs;
 };
-enum status vit_attention_forward(const struct vit_attention *attention, cudaStream_t stream);
+template <class T>
+enum status vit_attention_forward(const struct vit_attention<T> *attention, cudaStream_t stream);
 /* Computes the gradients of the inputs from those of the outputs, and writes their sums over the rows to
  * `bias`. */
-enum status vit_attention_backward(const struct vit_attention *attention, const bf16 *out_deltas,
-                                   bf16 *in_deltas, float *bias, struct vit_sums *sums, cudaStream_t stream);
+template <class T>
+enum status vit_attention_backward(const struct vit_attention<T> *attention, const T *out_deltas,
+                                   T *in_deltas, float *bias, struct vit_sums *sums, cudaStream_t stream);
 /* Returns the number of partial sums per column that vit_attention_backward() needs. */
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
@@ -195,21 +220,24 @@ uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
 /* Sets `*fits` to whether hopper_forward() and hopper_backward() work for this attention on the current
  * device. */
-enum status hopper_fits(const struct vit_attention *attention, bool *fits);
+template <class T> enum status hopper_fits(const struct vit_attention<T> *attention, bool *fits);
 /* These functions compute what vit_attention_forward() and vit_attention_backward() compute.
  * hopper_backward() writes one partial sum per column and sample to `partial`, and does not add them up. */
-enum status hopper_forward(const struct vit_attention *attention, cudaStream_t stream);
-enum status hopper_backward(const struct vit_attention *attention, const bf16 *out_deltas, bf16 *in_deltas,
+template <class T> enum status hopper_forward(const struct vit_attention<T> *attention, cudaStream_t stream);
+template <class T>
+enum status hopper_backward(const struct vit_attention<T> *attention, const T *out_deltas, T *in_deltas,
                             float *partial, cudaStream_t stream);
 
 /* Sets `*fits` to whether hidden_hopper_forward() and hidden_hopper_backward() work on the current device,
  * for sums of `inner` products and `columns` hidden values. */
 enum status hidden_hopper_fits(uint32_t inner, uint32_t columns, bool *fits);
 /* These functions compute what vit_hidden() and vit_hidden_backward() compute. */
-enum status hidden_hopper_forward(const struct vit_linear *linear, const bf16 *inputs, const bf16 *weights,
-                                  const bf16 *bias, bf16 *hidden, bf16 *active, cudaStream_t stream);
-enum status hidden_hopper_backward(const struct vit_linear *linear, const bf16 *out_deltas,
-                                   const bf16 *weights, const bf16 *hidden, bf16 *deltas, float *bias,
-                                   struct vit_sums *sums, cudaStream_t stream);
+template <class T>
+enum status hidden_hopper_forward(const struct vit_linear *linear, const T *inputs, const T *weights,
+                                  const T *bias, T *hidden, T *active, cudaStream_t stream);
+template <class T>
+enum status hidden_hopper_backward(const struct vit_linear *linear, const T *out_deltas, const T *weights,
+                                   const T *hidden, T *deltas, float *bias, struct vit_sums *sums,
+                                   cudaStream_t stream);
 
 #endif

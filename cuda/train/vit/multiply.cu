@@ -5,6 +5,7 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <type_traits>
 
 #include "common/check.cuh"
 #include "train/vit/kernels.cuh"
@@ -80,9 +81,15 @@ enum product { PRODUCT_FORWARD, PRODUCT_INPUTS, PRODUCT_WEIGHTS };
 /* The matrix product that a plan computes. */
 struct plan_key {
     enum product product;
-    bool wide; /* the result is in fp32 */
+    bool wide;         /* the result is in fp32 */
+    cudaDataType type; /* of the other matrices */
     struct vit_linear linear;
 };
+
+template <class T>
+static constexpr cudaDataType type_of = std::is_same<T, bf16>::value   ? CUDA_R_16BF
+                                        : std::is_same<T, fp16>::value ? CUDA_R_16F
+                                                                       : CUDA_R_32F;
 
 /* A zeroed plan is empty. */
 struct product_plan {
@@ -112,9 +119,9 @@ static void plan_free(struct product_plan *plan)
 
 static bool same_key(const struct plan_key *a, const struct plan_key *b)
 {
-    return a->product == b->product && a->wide == b->wide && a->linear.rows == b->linear.rows &&
-           a->linear.in == b->linear.in && a->linear.out == b->linear.out &&
-           a->linear.apart == b->linear.apart;
+    return a->product == b->product && a->wide == b->wide && a->type == b->type &&
+           a->linear.rows == b->linear.rows && a->linear.in == b->linear.in &&
+           a->linear.out == b->linear.out && a->linear.apart == b->linear.apart;
 }
 
 /* Sizes in cuBLASLt's terms: result (m, n) = left (m, k) * right (k, n), and the distance between columns of
@@ -150,12 +157,12 @@ static enum status describe(struct product_plan *plan, const struct sizes *sizes
                                     sizeof sizes->right));
     BLAS_TRY(
         MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    BLAS_TRY(MatrixLayoutCreate(&plan->left, CUDA_R_16BF, left ? sizes->k : sizes->m,
+    BLAS_TRY(MatrixLayoutCreate(&plan->left, plan->key.type, left ? sizes->k : sizes->m,
                                 left ? sizes->m : sizes->k, sizes->left_apart));
-    BLAS_TRY(MatrixLayoutCreate(&plan->right, CUDA_R_16BF, right ? sizes->n : sizes->k,
+    BLAS_TRY(MatrixLayoutCreate(&plan->right, plan->key.type, right ? sizes->n : sizes->k,
                                 right ? sizes->k : sizes->n, sizes->right_apart));
-    BLAS_TRY(MatrixLayoutCreate(&plan->result, plan->key.wide ? CUDA_R_32F : CUDA_R_16BF, sizes->m, sizes->n,
-                                sizes->result_apart));
+    BLAS_TRY(MatrixLayoutCreate(&plan->result, plan->key.wide ? CUDA_R_32F : plan->key.type, sizes->m,
+                                sizes->n, sizes->result_apart));
     return STATUS_OK;
 }
 
@@ -219,8 +226,8 @@ static enum status plan_for(struct vit_multiplier *self, const struct plan_key *
     return STATUS_OK;
 }
 
-static enum status multiply(struct vit_multiplier *self, struct product_plan *plan, const bf16 *left,
-                            const bf16 *right, void *result, cudaStream_t stream)
+static enum status multiply(struct vit_multiplier *self, struct product_plan *plan, const void *left,
+                            const void *right, void *result, cudaStream_t stream)
 {
     const float one = 1, zero = 0;
     BLAS_TRY(Matmul(self->handle, plan->product, &one, left, plan->left, right, plan->right, &zero, result,
@@ -253,33 +260,41 @@ void vit_multiplier_close(struct vit_multiplier *multiplier)
     free(multiplier);
 }
 
+template <class T>
 enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct vit_linear *linear, bool wide,
-                               const bf16 *inputs, const bf16 *weights, const void *bias, void *outputs,
+                               const T *inputs, const T *weights, const void *bias, void *outputs,
                                cudaStream_t stream)
 {
-    const struct plan_key key = {PRODUCT_FORWARD, wide, *linear};
+    const struct plan_key key = {PRODUCT_FORWARD, wide, type_of<T>, *linear};
     struct product_plan *plan;
     TRY(plan_for(multiplier, &key, &plan));
     BLAS_TRY(MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
     return multiply(multiplier, plan, weights, inputs, outputs, stream);
 }
 
+template <class T>
 enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                              const bf16 *out_deltas, const bf16 *weights, bf16 *in_deltas,
-                              cudaStream_t stream)
+                              const T *out_deltas, const T *weights, T *in_deltas, cudaStream_t stream)
 {
-    const struct plan_key key = {PRODUCT_INPUTS, false, *linear};
+    const struct plan_key key = {PRODUCT_INPUTS, false, type_of<T>, *linear};
     struct product_plan *plan;
     TRY(plan_for(multiplier, &key, &plan));
     return multiply(multiplier, plan, weights, out_deltas, in_deltas, stream);
 }
 
+template <class T>
 enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                               const bf16 *out_deltas, const bf16 *inputs, float *gradients,
-                               cudaStream_t stream)
+                               const T *out_deltas, const T *inputs, float *gradients, cudaStream_t stream)
 {
-    const struct plan_key key = {PRODUCT_WEIGHTS, true, *linear};
+    const struct plan_key key = {PRODUCT_WEIGHTS, true, type_of<T>, *linear};
     struct product_plan *plan;
     TRY(plan_for(multiplier, &key, &plan));
     return multiply(multiplier, plan, inputs, out_deltas, gradients, stream);
 }
+
+EACH_HALF(vit_linear_forward)
+template decltype(vit_linear_forward<float>) vit_linear_forward<float>;
+EACH_HALF(vit_linear_inputs)
+template decltype(vit_linear_inputs<float>) vit_linear_inputs<float>;
+EACH_HALF(vit_linear_weights)
+template decltype(vit_linear_weights<float>) vit_linear_weights<float>;

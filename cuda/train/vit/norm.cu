@@ -15,39 +15,41 @@ enum source {
     SOURCE_TOKENS, /* tokens + positions */
 };
 
-struct forward_plan {
-    struct vit_norm norm;
+template <class T> struct forward_plan {
+    struct vit_norm<T> norm;
     uint32_t count;                       /* rows to normalise */
-    const bf16 *shortcut, *branch;        /* for SOURCE_TOKENS, `branch` has the patches */
+    const T *shortcut, *branch;           /* for SOURCE_TOKENS, `branch` has the patches */
     const float *class_token, *positions; /* only for SOURCE_TOKENS */
 };
 
 /* Returns values 2 * pair and 2 * pair + 1 of the row of a token of a sample. */
-template <enum source SOURCE>
-static __device__ __forceinline__ float2 pair_at(const struct forward_plan &plan, uint32_t sample,
+template <class T, enum source SOURCE>
+static __device__ __forceinline__ float2 pair_at(const struct forward_plan<T> &plan, uint32_t sample,
                                                  uint32_t token, uint32_t pair, float factor)
 {
     const struct vit_rows &rows = plan.norm.rows;
     const size_t at = ((size_t)sample * rows.tokens + token) * rows.width + 2 * pair;
     if (SOURCE == SOURCE_SUMS)
-        return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(plan.norm.sums + at));
+        return values_of<T>(*reinterpret_cast<const uint32_t *>(plan.norm.sums + at));
     if (SOURCE == SOURCE_BRANCH) {
-        float2 in = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(plan.shortcut + at));
-        float2 by = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(plan.branch + at));
+        float2 in = values_of<T>(*reinterpret_cast<const uint32_t *>(plan.shortcut + at));
+        float2 by = values_of<T>(*reinterpret_cast<const uint32_t *>(plan.branch + at));
         return {fmaf(factor, by.x, in.x), fmaf(factor, by.y, in.y)};
     }
     float2 in = reinterpret_cast<const float2 *>(plan.class_token)[pair];
     if (token > 0)
-        in = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(
+        in = values_of<T>(*reinterpret_cast<const uint32_t *>(
             plan.branch + ((size_t)sample * (rows.tokens - 1) + token - 1) * rows.width + 2 * pair));
     float2 position = reinterpret_cast<const float2 *>(plan.positions + (size_t)token * rows.width)[pair];
     return {in.x + position.x, in.y + position.y};
 }
 
 /* Each warp normalises one row. Lane l has up to PAIRS pairs of this row: l, l + 32, ... The moments are
- * computed from the rounded sums, because the backward pass reads the rounded sums. */
-template <int PAIRS, enum source SOURCE>
-static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward_plan plan)
+ * computed from the rounded sums, because the backward pass reads the rounded sums. With up to 6 pairs, 32
+ * registers suffice, so 8 blocks fill a multiprocessor. */
+template <class T, int PAIRS, enum source SOURCE>
+static __global__ void __launch_bounds__(BLOCK, PAIRS <= 6 ? 8 : 1)
+    norm_kernel(const struct forward_plan<T> plan)
 {
     const struct vit_rows &rows = plan.norm.rows;
     const uint32_t row = own_element() / 32, lane = threadIdx.x % 32, pairs = rows.width / 2;
@@ -64,15 +66,15 @@ static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const uint32_t pair = 32 * i + lane;
-        value[i] = pair < pairs ? pair_at<SOURCE>(plan, sample, token, pair, factor) : float2{0, 0};
+        value[i] = pair < pairs ? pair_at<T, SOURCE>(plan, sample, token, pair, factor) : float2{0, 0};
     }
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const uint32_t pair = 32 * i + lane;
-        const __nv_bfloat162 rounded = __float22bfloat162_rn(value[i]);
+        const uint32_t rounded = pack<T>(value[i].x, value[i].y);
         if (SOURCE != SOURCE_SUMS && pair < pairs)
-            reinterpret_cast<__nv_bfloat162 *>(plan.norm.sums + at)[pair] = rounded;
-        value[i] = __bfloat1622float2(rounded);
+            reinterpret_cast<uint32_t *>(plan.norm.sums + at)[pair] = rounded;
+        value[i] = values_of<T>(rounded);
         sum += value[i].x + value[i].y;
     }
     const float mean = warp_sum(sum) / (float)rows.width;
@@ -91,8 +93,8 @@ static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward
             continue;
         float2 weight = reinterpret_cast<const float2 *>(plan.norm.weight)[pair];
         float2 bias = reinterpret_cast<const float2 *>(plan.norm.bias)[pair];
-        reinterpret_cast<__nv_bfloat162 *>(plan.norm.outputs + at)[pair] = __floats2bfloat162_rn(
-            fmaf(value[i].x * scale, weight.x, bias.x), fmaf(value[i].y * scale, weight.y, bias.y));
+        reinterpret_cast<uint32_t *>(plan.norm.outputs + at)[pair] =
+            pack<T>(fmaf(value[i].x * scale, weight.x, bias.x), fmaf(value[i].y * scale, weight.y, bias.y));
     }
     if (lane == 0)
         plan.norm.moments[row] = {mean, scale};
@@ -100,9 +102,9 @@ static __global__ void __launch_bounds__(BLOCK) norm_kernel(const struct forward
 
 /* ---- Backward ---- */
 
-struct backward_plan {
-    struct vit_norm norm;
-    struct vit_norm_deltas deltas;
+template <class T> struct backward_plan {
+    struct vit_norm<T> norm;
+    struct vit_norm_deltas<T> deltas;
     uint32_t count; /* number of rows, one per token */
     float share;    /* 1 / width */
     float *partial; /* (block, sum, width), with the sums for weight, bias and branch_bias */
@@ -118,8 +120,8 @@ struct backward_plan {
 
 /* Adds up, in a fixed order, the sums of the warps that have the same columns, and writes the totals to
  * `partial`. */
-template <int PAIRS, int SPLIT>
-static __device__ void write_partial(const struct backward_plan &plan, const float2 sums[SUMS][PAIRS])
+template <class T, int PAIRS, int SPLIT>
+static __device__ void write_partial(const struct backward_plan<T> &plan, const float2 sums[SUMS][PAIRS])
 {
     __shared__ float2 all[WARPS][32];
     const uint32_t pairs = plan.norm.rows.width / 2, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -173,7 +175,8 @@ struct row {
 };
 
 /* Computes the sample only if it is needed: an integer division takes as long as many other operations. */
-static __device__ __forceinline__ struct row row_at(const struct backward_plan &plan, uint32_t number)
+template <class T>
+static __device__ __forceinline__ struct row row_at(const struct backward_plan<T> &plan, uint32_t number)
 {
     const bool inside = number < plan.count, normalised = inside && plan.deltas.outputs;
     if (!plan.norm.factors && !plan.norm.first_tokens)
@@ -186,7 +189,7 @@ static __device__ __forceinline__ struct row row_at(const struct backward_plan &
 }
 
 /* The values of a row that a lane processes. */
-template <int PAIRS> struct row_part {
+template <class T, int PAIRS> struct row_part {
     struct row row;
     struct vit_moments moments;
     uint32_t x[PAIRS], delta[PAIRS], later[PAIRS];
@@ -194,12 +197,12 @@ template <int PAIRS> struct row_part {
 
 /* Loads all values of a row that a lane needs. The kernel loads all its rows before it stores any, so that
  * loads do not wait for stores. Values that do not exist are zeros. */
-template <int PAIRS>
-static __device__ __forceinline__ void load_part(const struct backward_plan &plan, uint32_t number,
-                                                 uint32_t first, struct row_part<PAIRS> *part)
+template <class T, int PAIRS>
+static __device__ __forceinline__ void load_part(const struct backward_plan<T> &plan, uint32_t number,
+                                                 uint32_t first, struct row_part<T, PAIRS> *part)
 {
     const uint32_t pairs = plan.norm.rows.width / 2;
-    part->row = row_at(plan, number);
+    part->row = row_at<T>(plan, number);
     part->moments = part->row.normalised ? plan.norm.moments[part->row.line] : vit_moments{0, 0};
     const size_t at = (size_t)part->row.line * pairs + first, later = (size_t)number * pairs + first;
 #pragma unroll
@@ -215,23 +218,23 @@ static __device__ __forceinline__ void load_part(const struct backward_plan &pla
 }
 
 /* Returns pair i of the normalised values x' (see norm_back_kernel()). */
-template <int PAIRS>
-static __device__ __forceinline__ float2 normalised(const struct row_part<PAIRS> &part, int i)
+template <class T, int PAIRS>
+static __device__ __forceinline__ float2 normalised(const struct row_part<T, PAIRS> &part, int i)
 {
-    const float2 x = values_of(part.x[i]);
+    const float2 x = values_of<T>(part.x[i]);
     return {(x.x - part.moments.mean) * part.moments.scale, (x.y - part.moments.mean) * part.moments.scale};
 }
 
 /* Adds a row to the sums for weight and bias. Returns this lane's parts of the sums of g and of g x' (see
  * norm_back_kernel()). */
-template <int PAIRS>
-static __device__ __forceinline__ float2 add_row(const struct row_part<PAIRS> &part,
+template <class T, int PAIRS>
+static __device__ __forceinline__ float2 add_row(const struct row_part<T, PAIRS> &part,
                                                  const float2 weight[PAIRS], float2 sums[SUMS][PAIRS])
 {
     float2 products = {0, 0};
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
-        const float2 along = normalised(part, i), delta = values_of(part.delta[i]);
+        const float2 along = normalised<T>(part, i), delta = values_of<T>(part.delta[i]);
         const float2 gradient = {weight[i].x * delta.x, weight[i].y * delta.y};
         products.x += gradient.x + gradient.y;
         products.y = fmaf(gradient.x, along.x, fmaf(gradient.y, along.y, products.y));
@@ -242,10 +245,10 @@ static __device__ __forceinline__ float2 add_row(const struct row_part<PAIRS> &p
 }
 
 /* Stores the gradients of a row, and adds the branch's gradients to `branch_sums`. */
-template <int PAIRS>
+template <class T, int PAIRS>
 static __device__ __forceinline__ void
-store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, const float2 weight[PAIRS],
-          float2 products, uint32_t first, float2 branch_sums[PAIRS])
+store_row(const struct backward_plan<T> &plan, const struct row_part<T, PAIRS> &part,
+          const float2 weight[PAIRS], float2 products, uint32_t first, float2 branch_sums[PAIRS])
 {
     const uint32_t pairs = plan.norm.rows.width / 2;
     const float mean = products.x * plan.share, product = products.y * plan.share;
@@ -253,18 +256,18 @@ store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, 
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const size_t at = (size_t)part.row.number * pairs + first + 32 * i;
-        const float2 along = normalised(part, i), delta = values_of(part.delta[i]);
-        const float2 later = values_of(part.later[i]);
+        const float2 along = normalised<T>(part, i), delta = values_of<T>(part.delta[i]);
+        const float2 later = values_of<T>(part.later[i]);
         if (first + 32 * i >= pairs)
             break;
         float2 in = {weight[i].x * delta.x - mean - along.x * product,
                      weight[i].y * delta.y - mean - along.y * product};
-        const uint32_t rounded = pack(fmaf(scale, in.x, later.x), fmaf(scale, in.y, later.y));
+        const uint32_t rounded = pack<T>(fmaf(scale, in.x, later.x), fmaf(scale, in.y, later.y));
         reinterpret_cast<uint32_t *>(plan.deltas.sums)[at] = rounded;
-        in = values_of(rounded);
+        in = values_of<T>(rounded);
         in = {factor * in.x, factor * in.y};
         if (plan.deltas.branch)
-            reinterpret_cast<uint32_t *>(plan.deltas.branch)[at] = pack(in.x, in.y);
+            reinterpret_cast<uint32_t *>(plan.deltas.branch)[at] = pack<T>(in.x, in.y);
         branch_sums[i] = {branch_sums[i].x + in.x, branch_sums[i].y + in.y};
     }
 }
@@ -272,8 +275,9 @@ store_row(const struct backward_plan &plan, const struct row_part<PAIRS> &part, 
 /* With x' = (x - mean) * scale and g = weight * gradient of the output, the gradient of x is scale * (g -
  * mean of g - x' * mean of g x'). SPLIT adjacent warps share a row; each processes up to 64 * PAIRS columns
  * of it. */
-template <int PAIRS, int SPLIT>
-static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(const struct backward_plan plan)
+template <class T, int PAIRS, int SPLIT>
+static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS)
+    norm_back_kernel(const struct backward_plan<T> plan)
 {
     constexpr uint32_t AT_A_TIME = WARPS / SPLIT * ROWS; /* rows that a block processes at a time */
     const uint32_t warp = threadIdx.x / 32, pairs = plan.norm.rows.width / 2;
@@ -286,14 +290,14 @@ static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(co
                         ? reinterpret_cast<const float2 *>(plan.norm.weight)[first + 32 * i]
                         : float2{0, 0};
     for (uint32_t begin = blockIdx.x * AT_A_TIME; begin < plan.count; begin += gridDim.x * AT_A_TIME) {
-        struct row_part<PAIRS> part[ROWS];
+        struct row_part<T, PAIRS> part[ROWS];
         float2 products[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-            load_part(plan, begin + warp / SPLIT * ROWS + r, first, &part[r]);
+            load_part<T>(plan, begin + warp / SPLIT * ROWS + r, first, &part[r]);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            products[r] = add_row(part[r], weight, sums);
+            products[r] = add_row<T>(part[r], weight, sums);
             products[r] = {warp_sum(products[r].x), warp_sum(products[r].y)};
         }
         add_parts<SPLIT>(products, turn);
@@ -301,9 +305,9 @@ static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(co
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
             if (part[r].row.inside)
-                store_row(plan, part[r], weight, products[r], first, sums[2]);
+                store_row<T>(plan, part[r], weight, products[r], first, sums[2]);
     }
-    write_partial<PAIRS, SPLIT>(plan, sums);
+    write_partial<T, PAIRS, SPLIT>(plan, sums);
 }
 
 /* ---- Launches ---- */
@@ -323,49 +327,64 @@ static __global__ void __launch_bounds__(BLOCK, BACK_BLOCKS) norm_back_kernel(co
             LAUNCH(16);           \
     } while (0)
 
-template <enum source SOURCE> static enum status launch_forward(struct forward_plan plan, cudaStream_t stream)
+template <class T, enum source SOURCE>
+static enum status launch_forward(struct forward_plan<T> plan, cudaStream_t stream)
 {
     const struct vit_rows *rows = &plan.norm.rows;
     plan.count = plan.norm.first_tokens ? rows->samples : rows->samples * rows->tokens;
     const uint32_t blocks = blocks_for((size_t)plan.count * 32);
-#define LAUNCH(pairs) norm_kernel<pairs, SOURCE><<<blocks, BLOCK, 0, stream>>>(plan)
+#define LAUNCH(pairs) norm_kernel<T, pairs, SOURCE><<<blocks, BLOCK, 0, stream>>>(plan)
     WITH_PAIRS(rows->width, LAUNCH);
 #undef LAUNCH
     return CUDA_LAUNCHED("norm_kernel");
 }
 
-enum status vit_add_norm(const struct vit_norm *norm, const bf16 *shortcut, const bf16 *branch,
+template <class T>
+enum status vit_add_norm(const struct vit_norm<T> *norm, const T *shortcut, const T *branch,
                          cudaStream_t stream)
 {
-    const struct forward_plan plan = {*norm, 0, shortcut, branch, NULL, NULL};
-    return branch ? launch_forward<SOURCE_BRANCH>(plan, stream) : launch_forward<SOURCE_SUMS>(plan, stream);
+    const struct forward_plan<T> plan = {
+        *norm, 0, shortcut, branch, NULL, NULL
+    };
+    return branch ? launch_forward<T, SOURCE_BRANCH>(plan, stream)
+                  : launch_forward<T, SOURCE_SUMS>(plan, stream);
 }
 
-enum status vit_tokens_norm(const struct vit_norm *norm, const bf16 *patches, const float *class_token,
+template <class T>
+enum status vit_tokens_norm(const struct vit_norm<T> *norm, const T *patches, const float *class_token,
                             const float *positions, cudaStream_t stream)
 {
-    const struct forward_plan plan = {*norm, 0, NULL, patches, class_token, positions};
-    return launch_forward<SOURCE_TOKENS>(plan, stream);
+    const struct forward_plan<T> plan = {
+        *norm, 0, NULL, patches, class_token, positions
+    };
+    return launch_forward<T, SOURCE_TOKENS>(plan, stream);
 }
 
-enum status vit_add_norm_backward(const struct vit_norm *norm, const struct vit_norm_deltas *deltas,
+template <class T>
+enum status vit_add_norm_backward(const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *deltas,
                                   struct vit_sums *sums, cudaStream_t stream)
 {
     const uint32_t rows = norm->rows.samples * norm->rows.tokens, width = norm->rows.width;
     const uint32_t needed = (rows + ROWS - 1) / ROWS, blocks = needed < BACK_PARTS ? needed : BACK_PARTS;
-    const struct backward_plan plan = {*norm, *deltas, rows, 1 / (float)width, vit_sums_room(sums)};
+    const struct backward_plan<T> plan = {
+        *norm, *deltas, rows, 1 / (float)width, vit_sums_room(sums)
+    };
     if (width <= 64)
-        norm_back_kernel<1, 1><<<blocks, BLOCK, 0, stream>>>(plan);
+        norm_back_kernel<T, 1, 1><<<blocks, BLOCK, 0, stream>>>(plan);
     else if (width <= 192)
-        norm_back_kernel<3, 1><<<blocks, BLOCK, 0, stream>>>(plan);
+        norm_back_kernel<T, 3, 1><<<blocks, BLOCK, 0, stream>>>(plan);
     else if (width <= 384)
-        norm_back_kernel<3, 2><<<blocks, BLOCK, 0, stream>>>(plan);
+        norm_back_kernel<T, 3, 2><<<blocks, BLOCK, 0, stream>>>(plan);
     else if (width <= 768)
-        norm_back_kernel<3, 4><<<blocks, BLOCK, 0, stream>>>(plan);
+        norm_back_kernel<T, 3, 4><<<blocks, BLOCK, 0, stream>>>(plan);
     else
-        norm_back_kernel<2, 8><<<blocks, BLOCK, 0, stream>>>(plan);
+        norm_back_kernel<T, 2, 8><<<blocks, BLOCK, 0, stream>>>(plan);
     CUDA_TRY_LAUNCH("norm_back_kernel");
     const struct vit_sum sum = {
         NULL, blocks, SUMS, width, {deltas->weight, deltas->bias, deltas->branch_bias}};
     return vit_sums_add(sums, &sum);
 }
+
+EACH_HALF(vit_add_norm)
+EACH_HALF(vit_tokens_norm)
+EACH_HALF(vit_add_norm_backward)

@@ -1,7 +1,8 @@
 /* The patches and tokens before the first block of a vision transformer, and the factors of stochastic depth.
- * Also the backward passes of the tokens and of the logits, and the parameters in bf16. */
+ * Also the backward pass of the tokens, the last layer, and the parameters in 16 bits. */
 #include "common/check.cuh"
 #include "train/augment.h"
+#include "train/mma.cuh"
 #include "train/vit/kernels.cuh"
 
 #define TAPS 8 /* adjacent values of a patch per thread: 16 bytes */
@@ -112,7 +113,7 @@ static __device__ __forceinline__ bool mixes_row(const struct mix &mix, struct p
 
 /* A thread computes TAPS adjacent values of a patch. ROWS: the side of a patch is a multiple of TAPS, so
  * these values are in one row of the image. */
-template <bool MIXES, bool ROWS>
+template <class T, bool MIXES, bool ROWS>
 static __global__ void patches_kernel(const __grid_constant__ struct patch_plan plan, const uint8_t *stored,
                                       const __grid_constant__ struct device_batch batch, uint4 *patches)
 {
@@ -149,15 +150,13 @@ static __global__ void patches_kernel(const __grid_constant__ struct patch_plan 
     }
     if (erases_last && ROWS)
         erase_row(plan, own.move->erase, first, values);
-    __nv_bfloat162 pairs[TAPS / 2];
-#pragma unroll
-    for (uint32_t t = 0; t < TAPS; t += 2)
-        pairs[t / 2] = __floats2bfloat162_rn(values[t], values[t + 1]);
-    patches[i] = *reinterpret_cast<const uint4 *>(pairs);
+    patches[i] = {pack<T>(values[0], values[1]), pack<T>(values[2], values[3]), pack<T>(values[4], values[5]),
+                  pack<T>(values[6], values[7])};
 }
 
+template <class T>
 enum status vit_patches(const struct data *data, const struct device_set *set,
-                        const struct device_batch *batch, uint32_t count, uint32_t patch, bf16 *patches,
+                        const struct device_batch *batch, uint32_t count, uint32_t patch, T *patches,
                         cudaStream_t stream)
 {
     const uint32_t groups = (uint32_t)(data->sample_values / TAPS), pixels = patch * patch;
@@ -169,9 +168,9 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                                     divider_of(patch),
                                     divider_of(pixels)};
     const bool mixes = batch->mix.share < 1;
-    auto *kernel = patch % TAPS == 0 ? mixes ? patches_kernel<true, true> : patches_kernel<false, true>
-                   : mixes ? patches_kernel<true, false>
-                                     : patches_kernel<false, false>;
+    auto *kernel = patch % TAPS == 0 ? mixes ? patches_kernel<T, true, true> : patches_kernel<T, false, true>
+                   : mixes ? patches_kernel<T, true, false>
+                                     : patches_kernel<T, false, false>;
     kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
                                                          *batch, reinterpret_cast<uint4 *>(patches));
     return CUDA_LAUNCHED("patches_kernel");
@@ -212,8 +211,9 @@ static __device__ __forceinline__ struct sample_part own_part(uint32_t samples)
 }
 
 /* A thread adds up the gradients of one pair of values of a token, over a part of the samples. */
-static __global__ void tokens_back_kernel(const struct vit_rows rows, const __nv_bfloat162 *deltas,
-                                          float2 *partial, __nv_bfloat162 *patches)
+template <class T>
+static __global__ void tokens_back_kernel(const struct vit_rows rows, const uint32_t *deltas, float2 *partial,
+                                          uint32_t *patches)
 {
     const uint32_t pairs = rows.width / 2, i = own_element();
     const struct sample_part part = own_part(rows.samples);
@@ -222,8 +222,8 @@ static __global__ void tokens_back_kernel(const struct vit_rows rows, const __nv
     float2 sum = {0, 0};
 #pragma unroll 4
     for (uint32_t j = part.begin; j < part.end; j++) {
-        const __nv_bfloat162 delta = deltas[(size_t)j * rows.tokens * pairs + i];
-        const float2 value = __bfloat1622float2(delta);
+        const uint32_t delta = deltas[(size_t)j * rows.tokens * pairs + i];
+        const float2 value = values_of<T>(delta);
         sum = {sum.x + value.x, sum.y + value.y};
         if (i >= pairs)
             patches[(size_t)j * (rows.tokens - 1) * pairs + i - pairs] = delta;
@@ -231,15 +231,16 @@ static __global__ void tokens_back_kernel(const struct vit_rows rows, const __nv
     partial[(size_t)blockIdx.y * rows.tokens * pairs + i] = sum;
 }
 
-enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas, float *positions,
-                                float *class_token, bf16 *patch_deltas, struct vit_sums *sums,
+template <class T>
+enum status vit_tokens_backward(const struct vit_rows *rows, const T *deltas, float *positions,
+                                float *class_token, T *patch_deltas, struct vit_sums *sums,
                                 cudaStream_t stream)
 {
     const uint32_t values = rows->tokens * rows->width;
     const struct vit_sum sum = {NULL, VIT_SAMPLE_PARTS, 1, values, {positions}};
-    tokens_back_kernel<<<dim3(blocks_for(values / 2), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
-        *rows, reinterpret_cast<const __nv_bfloat162 *>(deltas),
-        reinterpret_cast<float2 *>(vit_sums_room(sums)), reinterpret_cast<__nv_bfloat162 *>(patch_deltas));
+    tokens_back_kernel<T><<<dim3(blocks_for(values / 2), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
+        *rows, reinterpret_cast<const uint32_t *>(deltas), reinterpret_cast<float2 *>(vit_sums_room(sums)),
+        reinterpret_cast<uint32_t *>(patch_deltas));
     CUDA_TRY_LAUNCH("tokens_back_kernel");
     TRY(vit_sums_add(sums, &sum));
     TRY(vit_sums_finish(sums, stream));
@@ -250,8 +251,9 @@ enum status vit_tokens_backward(const struct vit_rows *rows, const bf16 *deltas,
 }
 
 /* A thread processes one class, over a part of the samples. */
+template <class T>
 static __global__ void logits_back_kernel(const float *deltas, uint32_t count, uint32_t classes,
-                                          uint32_t apart, bf16 *rounded, float *partial)
+                                          uint32_t apart, T *rounded, float *partial)
 {
     const uint32_t k = own_element();
     const struct sample_part part = own_part(count);
@@ -261,18 +263,21 @@ static __global__ void logits_back_kernel(const float *deltas, uint32_t count, u
 #pragma unroll 4
     for (uint32_t j = part.begin; j < part.end; j++) {
         const float delta = k < classes ? deltas[(size_t)j * classes + k] : 0;
-        rounded[(size_t)j * apart + k] = __float2bfloat16_rn(delta);
+        rounded[(size_t)j * apart + k] = T(delta);
         sum += delta;
     }
     if (k < classes)
         partial[(size_t)blockIdx.y * classes + k] = sum;
 }
 
-enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
-                                bf16 *rounded, float *bias, struct vit_sums *sums, cudaStream_t stream)
+/* Converts the gradients of the logits (count, classes) to rows of `apart` values, padded with zeros. Writes
+ * their sums over the samples to `bias`. */
+template <class T>
+static enum status logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
+                                   T *rounded, float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
     const struct vit_sum sum = {NULL, VIT_SAMPLE_PARTS, 1, classes, {bias}};
-    logits_back_kernel<<<dim3(blocks_for(apart), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
+    logits_back_kernel<T><<<dim3(blocks_for(apart), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
         deltas, count, classes, apart, rounded, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("logits_back_kernel");
     return vit_sums_add(sums, &sum);
@@ -280,16 +285,70 @@ enum status vit_logits_backward(const float *deltas, uint32_t count, uint32_t cl
 
 /* ---- Parameters ---- */
 
-static __global__ void round_kernel(const float2 *values, size_t pairs, __nv_bfloat162 *rounded)
+template <class T> static __global__ void round_kernel(const float2 *values, size_t pairs, uint32_t *rounded)
 {
     const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
     if (i < pairs)
-        rounded[i] = __float22bfloat162_rn(values[i]);
+        rounded[i] = pack<T>(values[i].x, values[i].y);
 }
 
-enum status vit_round(const float *values, size_t count, bf16 *rounded, cudaStream_t stream)
+template <class T> enum status vit_round(const float *values, size_t count, T *rounded, cudaStream_t stream)
 {
-    round_kernel<<<blocks_for(count / 2), BLOCK, 0, stream>>>(
-        reinterpret_cast<const float2 *>(values), count / 2, reinterpret_cast<__nv_bfloat162 *>(rounded));
+    round_kernel<T><<<blocks_for(count / 2), BLOCK, 0, stream>>>(
+        reinterpret_cast<const float2 *>(values), count / 2, reinterpret_cast<uint32_t *>(rounded));
     return CUDA_LAUNCHED("round_kernel");
 }
+
+template <class T> static __global__ void widen_kernel(const uint32_t *values, size_t pairs, float2 *wide)
+{
+    const size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < pairs)
+        wide[i] = values_of<T>(values[i]);
+}
+
+template <class T> enum status vit_widen(const T *values, size_t count, float *wide, cudaStream_t stream)
+{
+    widen_kernel<T><<<blocks_for(count / 2), BLOCK, 0, stream>>>(reinterpret_cast<const uint32_t *>(values),
+                                                                 count / 2, reinterpret_cast<float2 *>(wide));
+    return CUDA_LAUNCHED("widen_kernel");
+}
+
+/* ---- The last layer ---- */
+
+template <class T>
+enum status vit_head_forward(struct vit_multiplier *multiplier, const struct vit_head<T> *head,
+                             const T *inputs, float *logits, cudaStream_t stream)
+{
+    const struct vit_linear *linear = &head->linear;
+    if (!head->wide_inputs)
+        return vit_linear_forward<T>(multiplier, linear, true, inputs, head->weights, head->bias, logits,
+                                     stream);
+    TRY(vit_widen<T>(inputs, (size_t)linear->rows * linear->in, head->wide_inputs, stream));
+    return vit_linear_forward<float>(multiplier, linear, true, head->wide_inputs, head->wide_weights,
+                                     head->bias, logits, stream);
+}
+
+template <class T>
+enum status vit_head_backward(struct vit_multiplier *multiplier, const struct vit_head<T> *head,
+                              const T *inputs, const float *deltas, T *rounded, T *in_deltas, float *weight,
+                              float *bias, struct vit_sums *sums, cudaStream_t stream)
+{
+    struct vit_linear linear = head->linear;
+    TRY(logits_backward<T>(deltas, linear.rows, linear.out, head->apart, rounded, bias, sums, stream));
+    if (head->wide_inputs) {
+        TRY(vit_linear_weights<float>(multiplier, &linear, deltas, head->wide_inputs, weight, stream));
+        TRY(vit_linear_inputs<float>(multiplier, &linear, deltas, head->wide_weights, head->wide_deltas,
+                                     stream));
+        return vit_round<T>(head->wide_deltas, (size_t)linear.rows * linear.in, in_deltas, stream);
+    }
+    linear.apart = head->apart;
+    TRY(vit_linear_weights<T>(multiplier, &linear, rounded, inputs, weight, stream));
+    return vit_linear_inputs<T>(multiplier, &linear, rounded, head->weights, in_deltas, stream);
+}
+
+EACH_HALF(vit_patches)
+EACH_HALF(vit_tokens_backward)
+EACH_HALF(vit_head_forward)
+EACH_HALF(vit_head_backward)
+EACH_HALF(vit_round)
+EACH_HALF(vit_widen)
