@@ -1035,9 +1035,11 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
                                  uint32_t step, const char **layer)
 {
     const struct resources one = {.threads = 1};
+    struct train alone = *train;
     struct draw_order order = train_order(train, epoch);
     void *state = NULL;
-    enum status status = naive_open(train, &one, &state);
+    alone.exchange = NULL; /* other ranks do not take part */
+    enum status status = naive_open(&alone, &one, &state);
     struct naive *naive = state;
     if (status != STATUS_OK) {
         if (naive)
