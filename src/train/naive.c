@@ -1084,11 +1084,12 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
                                  uint32_t step, const char **layer)
 {
     const struct resources one = {.threads = 1};
+    struct train alone = *train;
     struct draw_order order = train_order(train, epoch);
-    struct train own = *train;
     void *state = NULL;
-    own.memory = NULL; /* the memory of the engine of the run does not include this one */
-    enum status status = naive_open(&own, &one, &state);
+    alone.memory = NULL; /* the memory of the engine of the run does not include this one */
+    alone.exchange = NULL; /* other ranks do not take part */
+    enum status status = naive_open(&alone, &one, &state);
     struct naive *naive = state;
     if (status != STATUS_OK) {
         if (naive)
