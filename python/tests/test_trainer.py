@@ -57,6 +57,15 @@ def test_own_data_gives_the_programs_parameters(tmp_path: pathlib.Path, variant:
             trainer.step()
 
 
+@pytest.mark.parametrize("feed", ["live", "constant"])
+def test_generated_data_give_the_programs_parameters(tmp_path: pathlib.Path, feed: str) -> None:
+    options = {**OWN, "data": "synth", "classes": 10, "res": 32, "out_res": 28, "channels": 1, "feed": feed, "epochs": 2}
+    expected = run(tmp_path, **options)
+    with fdsl.Trainer(**{**SMALL, **options}) as trainer:
+        trainer.fit()
+        assert same(trainer.state_dict(), expected)
+
+
 def test_checkpoints_are_those_of_the_program(tmp_path: pathlib.Path) -> None:
     expected = run(tmp_path, epochs=2, **OWN)
     with fdsl.Trainer(**SMALL) as trainer:
