@@ -281,7 +281,8 @@ def test_a_loader_that_mixes_gives_its_targets(digits: pathlib.Path) -> None:
 
 
 def test_a_mixture_needs_weights(tmp_path: pathlib.Path, digits: pathlib.Path) -> None:
-    own = {**OWN, "data": digits / "m", "train_size": None, "test_size": 10, "classes": 10, "out_res": 28, "channels": 1, "feed": "mixed", "epochs": 1}
+    own = {**OWN, "data": digits / "m", "train_size": None, "test_size": 10, "classes": 10, "out_res": 28, "channels": 1}
+    own |= {"feed": "mixed", "epochs": 1}
     expected = run(tmp_path, mix="synth:1,load:1", **{name: value for name, value in own.items() if value is not None})
     with fdsl.Trainer(**{**SMALL, **own}, mix="synth:1,load:1") as trainer:
         trainer.fit()
