@@ -182,7 +182,7 @@ class Trainer:
             c.samples = integer("samples", samples, 1, (1 << 31) - 2)
         if loader is not None:
             self._open_on(loader)
-        elif "data" in options:
+        elif "data" in self._options or "mix" in self._options:
             self._own = True
             if classes is not None:
                 self._options["classes"] = classes
@@ -242,9 +242,13 @@ class Trainer:
     def _open_on(self, loader: Loader) -> None:
         loader._stream.check_open()
         self._loader = loader
-        self._config.stream = loader._stream._handle
-        self._config.classes = 0 if self._classes is None else integer("classes", self._classes, 1, 1 << 20)
+        c, info = self._config, loader._stream.info
+        c.stream = loader._stream._handle
+        c.classes = 0 if self._classes is None else integer("classes", self._classes, 1, 1 << 20)
         self._open()
+        # What batches for evaluate() must have:
+        c.shape, c.dtype, c.classes = info.shape, _SHORT.get(loader._stream.dtype, "").encode(), self._info.classes
+        c.multi_hot, c.mixed = info.multi_hot, int(loader._stream.classes > 0)
 
     def _declare(self, shape: tuple[int, ...], dtype: str, mixed: bool) -> None:
         """Sets what samples are handed over."""

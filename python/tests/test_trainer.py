@@ -57,6 +57,15 @@ def test_own_data_gives_the_programs_parameters(tmp_path: pathlib.Path, variant:
             trainer.step()
 
 
+@pytest.mark.parametrize("feed", ["live", "constant"])
+def test_generated_data_give_the_programs_parameters(tmp_path: pathlib.Path, feed: str) -> None:
+    options = {**OWN, "data": "synth", "classes": 10, "res": 32, "out_res": 28, "channels": 1, "feed": feed, "epochs": 2}
+    expected = run(tmp_path, **options)
+    with fdsl.Trainer(**{**SMALL, **options}) as trainer:
+        trainer.fit()
+        assert same(trainer.state_dict(), expected)
+
+
 def test_checkpoints_are_those_of_the_program(tmp_path: pathlib.Path) -> None:
     expected = run(tmp_path, epochs=2, **OWN)
     with fdsl.Trainer(**SMALL) as trainer:
@@ -148,7 +157,7 @@ def test_mixed_and_multi_hot_batches() -> None:
 
 
 def test_a_loader_gives_its_batches() -> None:
-    states = []
+    states, scores = [], []
     source = fdsl.Images(formula="visualatom", classes=3, res=32, out_res=16, count=24)
     for stream in True, False:
         loader = fdsl.Loader(source, 8, seed=2, num_threads=1)
@@ -156,8 +165,11 @@ def test_a_loader_gives_its_batches() -> None:
             trainer.fit(loader if stream else [(i.numpy().copy(), n.numpy().copy()) for i, n in loader], epochs=1)
             assert trainer.epoch == 1
             states.append(trainer.state_dict())
+            scores.append(trainer.evaluate([(i.numpy().copy(), n.numpy().copy()) for i, n in loader]))
         loader.close()
     assert same(*states)
+    assert scores[0][:3] == pytest.approx(scores[1][:3])  # the epochs have other orders
+    assert scores[0].samples == 24
 
 
 RANK = """
@@ -261,8 +273,24 @@ def test_a_loader_that_mixes_gives_its_targets(digits: pathlib.Path) -> None:
             with fdsl.Trainer(variant="train-naive", model="logreg", classes=10, epochs=1) as trainer:
                 trainer.fit(loader if stream else [(i.numpy().copy(), t.numpy().copy()) for i, t in loader])
                 states.append(trainer.state_dict())
+                images, targets = (values.numpy().copy() for values in next(iter(loader)))
+                with pytest.raises(ValueError, match="share: samples that are mixed cannot be evaluated"):
+                    trainer.evaluate([(images, targets)])
     for name, values in states[0].items():
         assert numpy.allclose(values, states[1][name], atol=1e-5), name
+
+
+def test_a_mixture_needs_weights(tmp_path: pathlib.Path, digits: pathlib.Path) -> None:
+    own = {**OWN, "data": digits / "m", "train_size": None, "test_size": 10, "classes": 10, "out_res": 28, "channels": 1}
+    own |= {"feed": "mixed", "epochs": 1}
+    expected = run(tmp_path, mix="synth:1,load:1", **{name: value for name, value in own.items() if value is not None})
+    with fdsl.Trainer(**{**SMALL, **own}, mix="synth:1,load:1") as trainer:
+        trainer.fit()
+        assert same(trainer.state_dict(), expected)
+    with pytest.raises(ValueError, match="mix: synth:auto needs measurements"):
+        fdsl.Trainer(**{**SMALL, **own}, mix="synth:auto,load")
+    with fdsl.Trainer(**{**SMALL, **own, "data": None}, mix=f"synth:1,digits={digits / 'm'}:1") as trainer:
+        trainer.step()
 
 
 def test_training_on_a_loader_is_resumed_within_an_epoch(tmp_path: pathlib.Path) -> None:

@@ -7,13 +7,17 @@ host and device memory; two ranks by torchrun, or as plain processes. Skipped wi
 from __future__ import annotations
 
 import csv
+import ctypes
 import importlib.util
 import io
 import os
 import pathlib
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -25,12 +29,14 @@ numpy = pytest.importorskip("numpy")
 if fdsl.cuda_devices() == 0:
     pytest.skip("no CUDA device, or libfdsl was built without CUDA", allow_module_level=True)
 
-SAMPLES, BATCH, EPOCHS = 10240, 256, 6
+SAMPLES, BATCH, EPOCHS = 10240, 256, 6  # of the tests of speed
 IMAGES: dict[str, Any] = {"classes": 1000, "res": 512, "out_res": 224, "fit": "crop", "channels": 3}
-TRAIN: dict[str, Any] = {"model": "vit-tiny", "optimizer": "adamw", "lr": 1e-3, "batch": BATCH, "epochs": EPOCHS}
-OWN: dict[str, Any] = {"data": "synth", "train_size": SAMPLES, "test_size": 256, **IMAGES, **TRAIN}
+TRAIN: dict[str, Any] = {"model": "vit-tiny", "optimizer": "adamw", "lr": 1e-3, "epochs": EPOCHS}
+OWN: dict[str, Any] = {"data": "synth", "train_size": SAMPLES, "test_size": 256, "batch": BATCH, **IMAGES, **TRAIN}
 LEAST = 0.98  # of the program's speed
-SHORT: dict[str, Any] = {**OWN, "train_size": 4 * BATCH, "epochs": 2}
+SMALL_IMAGES: dict[str, Any] = {"classes": 10, "res": 32, "out_res": 28, "fit": "crop", "channels": 1}
+SMALL: dict[str, Any] = {**OWN, **SMALL_IMAGES, "model": "vit-micro", "train_size": 250, "test_size": 64, "batch": 64, "epochs": 2}
+TIMEOUT_S = 60
 
 
 def run(folder: pathlib.Path, ranks: int = 1, **options: Any) -> list[dict[str, str]]:
@@ -40,7 +46,7 @@ def run(folder: pathlib.Path, ranks: int = 1, **options: Any) -> list[dict[str, 
         words += [f"--{name.replace('_', '-')}", str(value)]
     if ranks > 1:
         words = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", str(ranks), *words]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=400)
+    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     return list(csv.DictReader(io.StringIO(done.stdout)))
 
@@ -65,18 +71,24 @@ def parameters(path: pathlib.Path) -> bytes:
     return content[8 + int.from_bytes(content[:8], "little") :]
 
 
-def test_constant_batches_have_the_programs_parameters_and_speed(tmp_path: pathlib.Path) -> None:
-    run(tmp_path, feed="constant", export="program.safetensors", **SHORT)
-    with fdsl.Trainer(variant="train-vit", feed="constant", **SHORT) as trainer:
+@pytest.mark.parametrize("feed", ["live", "constant"])
+def test_own_data_give_the_programs_parameters(tmp_path: pathlib.Path, feed: str) -> None:
+    run(tmp_path, feed=feed, export="program.safetensors", **SMALL)
+    expected = parameters(tmp_path / "program.safetensors")
+    with fdsl.Trainer(variant="train-vit", feed=feed, **SMALL) as trainer:
         trainer.step(count=3)
         trainer.save(tmp_path / "checkpoints")
         trainer.fit()
         trainer.export(tmp_path / "library.safetensors")
-        assert parameters(tmp_path / "library.safetensors") == parameters(tmp_path / "program.safetensors")
+        assert parameters(tmp_path / "library.safetensors") == expected
         trainer.load(tmp_path / "checkpoints")
+        assert (trainer.epoch, trainer.position) == (0, (3, 4))
         trainer.fit()
         trainer.export(tmp_path / "resumed.safetensors")
-        assert parameters(tmp_path / "resumed.safetensors") == parameters(tmp_path / "program.safetensors")
+        assert parameters(tmp_path / "resumed.safetensors") == expected
+
+
+def test_constant_batches_have_the_programs_speed(tmp_path: pathlib.Path) -> None:
     expected = program_speed(tmp_path, "constant")
     with fdsl.Trainer(variant="train-vit", feed="constant", **OWN) as trainer:
         ours = speed(trainer)
@@ -87,7 +99,7 @@ def test_constant_batches_have_the_programs_parameters_and_speed(tmp_path: pathl
 def test_a_generated_stream_has_the_programs_speed(tmp_path: pathlib.Path) -> None:
     expected = program_speed(tmp_path, "live")
     with fdsl.Loader(fdsl.Images(**IMAGES, count=SAMPLES), BATCH, device="cuda:0") as loader:
-        with fdsl.Trainer(loader, variant="train-vit", **{**TRAIN, "batch": None}) as trainer:
+        with fdsl.Trainer(loader, variant="train-vit", **TRAIN) as trainer:
             ours = speed(trainer)
             assert trainer.epoch == EPOCHS and trainer.history["train_loss"] < 8
     print(f"\nstream: {ours:.0f} samples/s, the program's live feed {expected:.0f}, ratio {ours / expected:.3f}")
@@ -97,7 +109,7 @@ def test_a_generated_stream_has_the_programs_speed(tmp_path: pathlib.Path) -> No
 @pytest.mark.parametrize("variant, model", [("train-vit", "vit-micro"), ("train-cuda", "lenet"), ("train-bf16", "cnn")])
 def test_batches_in_host_and_device_memory_are_those_of_the_stream(variant: str, model: str) -> None:
     options: dict[str, Any] = {"variant": variant, "model": model, "epochs": 2, "lr": 1e-3}
-    source = fdsl.Images(**{**IMAGES, "classes": 10, "out_res": 28, "channels": 1}, count=150)
+    source = fdsl.Images(**SMALL_IMAGES, count=150)
     states = []
     for way in "stream", "device", "host", "stream on the host":
         with fdsl.Loader(source, 64, device="cpu" if "host" in way else "cuda:0") as loader:
@@ -119,7 +131,7 @@ def test_batches_in_host_and_device_memory_are_those_of_the_stream(variant: str,
 
 
 def test_labels_in_device_memory_are_checked() -> None:
-    with fdsl.Loader(fdsl.Images(**{**IMAGES, "classes": 10, "out_res": 28, "channels": 1}, count=64), 64, device="cuda:0") as loader:
+    with fdsl.Loader(fdsl.Images(**SMALL_IMAGES, count=64), 64, device="cuda:0") as loader:
         images, labels = next(iter(loader))
         with fdsl.Trainer(variant="train-cuda", model="lenet", classes=5, samples=128, epochs=1) as trainer:
             loss = trainer.step(images, labels)
@@ -127,75 +139,80 @@ def test_labels_in_device_memory_are_checked() -> None:
                 float(loss)
 
 
+def run_ranks(folder: pathlib.Path, ranks: list[tuple[list[str], dict[str, str]]]) -> None:
+    """Runs commands at the same time, each with variables of its environment. Ends all if one fails, because others wait for it."""
+    paths = os.pathsep.join([str(ROOT / "python"), *filter(None, sys.path)])
+    common = {**os.environ, "FDSL_LIBRARY": fdsl.library_path(), "PYTHONPATH": paths}
+    errors = [folder / f"errors{rank}" for rank in range(len(ranks))]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for path, (command, own) in zip(errors, ranks):
+            with open(path, "wb") as file:
+                processes.append(subprocess.Popen(command, stdout=file, stderr=file, env={**common, **own}))
+        end = time.monotonic() + TIMEOUT_S
+        while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
+            assert time.monotonic() < end, [path.read_text() for path in errors]
+            time.sleep(0.05)
+        assert not any(process.poll() for process in processes), [path.read_text() for path in errors]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def check_ranks(folder: pathlib.Path) -> None:
+    """Compares the parameters of two ranks of the library with those of the program."""
+    run(folder, ranks=2, export="program.safetensors", feed="live", **SMALL)
+    assert parameters(folder / "library.safetensors") == parameters(folder / "program.safetensors")
+
+
+def need_two_gpus() -> None:
+    if fdsl.cuda_devices() < 2:
+        pytest.skip("needs two GPUs")
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs mpirun, for the program's ranks")
+
+
 RANK = """
-import os, sys, fdsl
-with fdsl.Trainer(variant="train-vit", **{options}) as trainer:
+import fdsl
+with fdsl.Trainer(variant="train-vit", feed="live", **{arguments}, **{options}) as trainer:
     trainer.fit()
     trainer.export("{path}")
-    print(trainer.variant, trainer.epoch, trainer.history)
 """
 
 
 @pytest.mark.parametrize("way", ["torchrun", "plain"])
 def test_two_ranks_have_the_programs_parameters(tmp_path: pathlib.Path, way: str) -> None:
-    if fdsl.cuda_devices() < 2:
-        pytest.skip("needs two GPUs")
+    need_two_gpus()
     if way == "torchrun" and importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     script = tmp_path / "rank.py"
-    options = {**SHORT, "feed": "live"}
-    script.write_text(RANK.format(options=options, path=tmp_path / "library.safetensors"))
-    environment = {**os.environ, "FDSL_LIBRARY": fdsl.library_path(), "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), *sys.path])}
+    script.write_text(RANK.format(arguments={}, options=SMALL, path=tmp_path / "library.safetensors"))
     if way == "torchrun":
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        run_ranks(tmp_path, [([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)], {})])
     else:
-        port = str(20000 + os.getpid() % 20000)
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(script)], stderr=subprocess.PIPE, text=True,
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port},
-            )
-            for rank in range(2)
-        ]  # fmt: skip
-        for process in ranks:
-            _, errors = process.communicate(timeout=300)
-            assert process.returncode == 0, errors
-    run(tmp_path, ranks=2, export="program.safetensors", **options)
-    assert parameters(tmp_path / "library.safetensors") == parameters(tmp_path / "program.safetensors")
-
-
-NCCL = """
-import ctypes, fdsl, sys
-with fdsl.Trainer(variant="train-vit", rank=int(sys.argv[1]), world_size=2, device=int(sys.argv[1]),
-                  nccl_id=bytes.fromhex(sys.argv[2]), **{options}) as trainer:
-    trainer.fit()
-    trainer.export("{path}")
-"""
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1] - 1  # the trainer listens at the next one
+        own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        run_ranks(tmp_path, [([sys.executable, str(script)], {**own, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"])
+    check_ranks(tmp_path)
 
 
 def test_ranks_meet_by_an_nccl_id(tmp_path: pathlib.Path) -> None:
-    import ctypes
-
-    if fdsl.cuda_devices() < 2:
-        pytest.skip("needs two GPUs")
+    need_two_gpus()
     try:
         nccl = ctypes.CDLL("libnccl.so.2")
     except OSError:
         pytest.skip("libnccl.so.2 is not on the path of libraries")
     identifier = ctypes.create_string_buffer(128)
-    script = tmp_path / "rank.py"
-    script.write_text(NCCL.format(options={**SHORT, "feed": "live"}, path=tmp_path / "library.safetensors"))
     # The process that creates the id stays alive while the ranks join, because it listens for them.
     assert nccl.ncclGetUniqueId(identifier) == 0
-    environment = {**os.environ, "FDSL_LIBRARY": fdsl.library_path(), "PYTHONPATH": str(ROOT / "python")}
-    ranks = [
-        subprocess.Popen([sys.executable, str(script), str(rank), identifier.raw.hex()], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in ranks:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-    run(tmp_path, ranks=2, export="program.safetensors", **{**SHORT, "feed": "live"})
-    assert parameters(tmp_path / "library.safetensors") == parameters(tmp_path / "program.safetensors")
+    ranks = []
+    for rank in range(2):
+        script = tmp_path / f"rank{rank}.py"
+        arguments = {"rank": rank, "world_size": 2, "device": rank, "nccl_id": identifier.raw}
+        script.write_text(RANK.format(arguments=arguments, options=SMALL, path=tmp_path / "library.safetensors"))
+        ranks.append(([sys.executable, str(script)], {}))
+    run_ranks(tmp_path, ranks)
+    check_ranks(tmp_path)

@@ -66,10 +66,9 @@
 #include "core/variants.def"
 #undef VARIANT
 
-/* libfdsl has only the variants of one workload (src/lib/fdsl.c). */
-#ifdef VARIANTS_OF
-#define LINKED(workload, variant) \
-    __builtin_choose_expr(__builtin_strcmp(workload, VARIANTS_OF) == 0, variant, NULL)
+/* libfdsl has only the variants of some workloads (src/lib/fdsl.c). */
+#ifdef LINKS_WORKLOAD
+#define LINKED(workload, variant) __builtin_choose_expr(LINKS_WORKLOAD(workload), variant, NULL)
 #else
 #define LINKED(workload, variant) variant
 #endif
@@ -93,7 +92,7 @@ static const struct {
 
 const size_t variant_count = COUNT_OF(variant_table);
 
-#ifndef VARIANTS_OF
+#ifndef LINKS_WORKLOAD
 enum status variant_table_check(void)
 {
     for (size_t i = 0; i < variant_count; i++) {

@@ -1273,7 +1273,8 @@ int fdsl_capturing(int device, void *stream)
 
 /* ---- What trainers use of the program, without the parts that the library does not link ---- */
 
-#define VARIANTS_OF "train"
+/* Trainers generate the images of the option data=synth with variants of synth. */
+#define LINKS_WORKLOAD(name) (__builtin_strcmp(name, "train") == 0 || __builtin_strcmp(name, "synth") == 0)
 #include "core/variant.c"
 #undef HAVE_HWLOC
 #include "machine/env.c"

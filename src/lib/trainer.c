@@ -298,6 +298,10 @@ static enum status open_trainer(void *context)
     void *input = NULL;
     enum status status = workload_train.open(&self->options, &self->parameters, &self->partition, &input);
     self->input = input;
+    if (status == STATUS_OK && workload_train.mix.open(input))
+        status = status_set(STATUS_USAGE,
+                            "--mix: synth:auto needs measurements, which only the program does; give "
+                            "weights, or resume from a checkpoint of the program");
     return comm_agree(status);
 }
 
@@ -794,6 +798,9 @@ static enum status evaluate_batch(struct fdsl_trainer *self, const struct lib_ba
     const uint32_t most = self->input->data.sets[DATA_TEST].count;
     const size_t bytes = parts->count * self->sample_bytes;
     TRY(lib_check_count("count", parts->count, 1, most));
+    if (parts->share < 1)
+        return status_set(STATUS_USAGE,
+                          "share: samples that are mixed cannot be evaluated; give them unmixed");
     if (parts->labels && self->device >= 0 && device_has(self->device, parts->labels))
         return status_set(STATUS_USAGE, "labels: they are in device memory; copy them to the host");
     TRY(take_labels(self, self->given.multi_hot ? NULL : parts->labels, parts->count));
