@@ -162,3 +162,19 @@ Test(share_search, ends_at_the_smallest_share)
     cr_expect_float_eq(search_share(&(struct machine){.rate = 1e-4}, 0, UINT32_MAX, &probes), 0.01, 1e-9);
     cr_expect(probes <= SHARE_PROBES, "%u probes", probes);
 }
+
+/* A third of the best share stays in reserve, except if all samples can be read. */
+Test(share_search, a_third_stays_in_reserve)
+{
+    struct share_search search = {.parts = 100};
+    share_search_add(&search, 60, 0, 1);
+    cr_expect_eq(share_search_choice(&search), 40);
+    share_search_add(&search, 100, 0.4, 2);
+    cr_expect_eq(share_search_choice(&search), 40);
+    share_search_add(&search, 1, 0, 1);
+    search.probes[0].share = 2;
+    cr_expect_eq(share_search_choice(&search), 1);
+    search = (struct share_search){.parts = 100};
+    share_search_add(&search, 100, 0, 1);
+    cr_expect_eq(share_search_choice(&search), 100);
+}

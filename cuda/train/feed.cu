@@ -397,9 +397,9 @@ static enum status copy_labels(const struct device_feed *feed, const struct devi
     }
     if (data->multi_hot)
         CUDA_TRY(cudaMemcpyAsync(set->multi_hot + first * words, from->multi_hot + first * words,
-                                 count * words * sizeof *set->multi_hot, cudaMemcpyHostToDevice, stream));
+                                 count * words * sizeof *set->multi_hot, cudaMemcpyDefault, stream));
     return CUDA_STATUS(cudaMemcpyAsync(set->labels + first, from->labels + first, count * sizeof *set->labels,
-                                       cudaMemcpyHostToDevice, stream));
+                                       cudaMemcpyDefault, stream));
 }
 
 /* Takes the batch of a step from the stream. `stream` waits until it is complete. */

@@ -8,8 +8,8 @@ Prepares JPEG images in a temporary folder, and measures how many of them per se
 all threads together read F times this rate. Prints the chosen share, the images per second that were read, their ratio to
 the rate of reading, and the share of the time that the steps waited.
 
-The share is right if the mixture reads at least 90 % of the known rate, or at least 95 % of all samples, and steps wait for at
-most 5 % of their time. Needs a C compiler. FDSL_BENCH is the program (default: ./fdsl-bench). Exit status: 0 if all shares are
+The share is right if the mixture reads at least 60 % of the known rate (the search keeps a third in reserve), or at least 95 % of
+all samples, and steps wait for at most 5 % of their time. Needs a C compiler. FDSL_BENCH is the program (default: ./fdsl-bench). Exit status: 0 if all shares are
 right, 1 if not, 2 for wrong usage.
 
 On a busy machine, steps take longer in one second than in the next, and there is no best share. There, --model logreg
@@ -130,7 +130,7 @@ def main():
                                                   "--train-size", str(round(epoch))], rate * size)
             share, tried = re.search(r"that are read is ([0-9.]+) \((\d+) tried", text).groups()
             ratio = float(share) * got / rate
-            wrong = stalls > 0.05 or (ratio < 0.9 and float(share) < 0.95)
+            wrong = stalls > 0.05 or (ratio < 0.6 and float(share) < 0.95)
             failed += wrong
             print(f"{rate:10.0f}{float(share):8.2f}{tried:>7}{float(share) * got:9.0f}{ratio:8.3f}{stalls:8.3f}"
                   f"{'  WRONG' if wrong else ''}", flush=True)

@@ -32,7 +32,7 @@ DIGITS = "--data digits --feed stored"
 # Variant, network, samples per step, steps per epoch, further options
 CONFIGURATIONS = [
     ("train-cuda", "cnn", 1024, 100, ""),
-    ("train-cuda", "resnet-micro", 512, 40, ""),
+    ("train-tf32", "cnn-fdsl", 512, 40, ""),
     ("train-bf16", "cnn-deep", 1024, 100, ""),
     ("train-amp", "cnn", 2048, 100, ""),
     ("train-graph", "cnn", 1024, 400, ""),

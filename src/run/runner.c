@@ -617,12 +617,13 @@ static enum status find_share(struct runner *runner)
     if (share_search_floor(&search) > 0)
         snprintf(other, sizeof other, "; they wait %.2g %% of it even if few samples are read",
                  100 * share_search_floor(&search));
+    const uint32_t share = share_search_choice(&search);
     status_say("--mix: the share of the samples that are read is %g (%" PRIu32
-               " tried; steps then wait for them %.2g %% of their time%s)",
-               best->share / (double)search.parts, search.tries, 100 * share_search_wait(&search, best),
-               other);
+               " tried; with a share of %g, steps wait for them %.2g %% of their time%s)",
+               share / (double)search.parts, search.tries, best->share / (double)search.parts,
+               100 * share_search_wait(&search, best), other);
     return comm_agree(
-        workload->mix.set(runner->input, settings->parameters, &runner->partition, best->share, true));
+        workload->mix.set(runner->input, settings->parameters, &runner->partition, share, true));
 }
 
 /* ---- Options that the workload chooses ---- */

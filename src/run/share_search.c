@@ -104,6 +104,12 @@ const struct share_probe *share_search_best(const struct share_search *search)
     return low ? low : outermost(search, false);
 }
 
+uint32_t share_search_choice(const struct share_search *search)
+{
+    const uint32_t best = share_search_best(search)->share, reserved = 2 * best / 3;
+    return best == search->parts ? best : reserved > 0 ? reserved : 1;
+}
+
 /* Solves s / R = b(s). With `low`, b is the line through both probes, otherwise constant. */
 static double solve(const struct share_search *search, const struct share_probe *low,
                     const struct share_probe *high)

@@ -53,6 +53,11 @@ bool share_search_found(const struct share_search *search);
  * one with the smallest share. There is at least one probe. Pure. */
 const struct share_probe *share_search_best(const struct share_search *search);
 
+/* Returns the share to train with: that of share_search_best() if it is all samples, otherwise two thirds of
+ * it. On hosts that are shared, reading is slower by a third for seconds, and a probe takes four. There is at
+ * least one probe. Pure. */
+uint32_t share_search_choice(const struct share_search *search);
+
 /* Returns the share of the time in which steps wait however few samples are read, which counts as not
  * waiting: the stalls of the smallest share that was measured, if it was read at less than half of the rate
  * that reading has reached. 0 if that is not known. Pure. */

@@ -14,7 +14,8 @@ enum status given_open(struct given *given, uint32_t batch, struct data *data)
     data->type = given->type;
     data->classes = given->classes;
     data->multi_hot = given->multi_hot;
-    data->lanes = 1; /* and no shuffle: numbers are positions */
+    data->lanes = 1; /* numbers are positions: the caller has the order */
+    data->shuffle = 0;
     data->sample_values = shape_values(&given->shape);
     data->sample_bytes = data->sample_values * dtype_bytes(given->type);
     for (int part = 0; part < DATA_PARTS; part++) {
