@@ -149,15 +149,15 @@ def why_not(row, model):
 
 
 def rates(rows, model):
-    """Returns {source: {GPUs: rows of the epochs}}. Chooses your rows, then the rows with the most points, then the newest. The first
-    half of a run is left out: nvJPEG's engines reach their full rate only after about 200 batches."""
+    """Returns {source: {GPUs: rows of the epochs}}. Chooses your rows, then those with the most GPUs, then the rows with the most points,
+    then the newest. The first half of a run is left out: nvJPEG's engines reach their full rate only after about 200 batches."""
     jobs = collections.defaultdict(lambda: collections.defaultdict(lambda: collections.defaultdict(list)))
     for row in rows:
         if not why_not(row, model):
             jobs[rates_job(row)][source_of(row)][row["ranks"]].append(row)
     def worth(lines):
         of_job = [row for line in lines.values() for point in line.values() for row in point]
-        return of_job[0].source == "yours", sum(map(len, lines.values())), max(row["time_utc"] for row in of_job)
+        return of_job[0].source == "yours", max(row["ranks"] for row in of_job), sum(map(len, lines.values())), max(row["time_utc"] for row in of_job)
     best = max((lines for lines in jobs.values() if len(lines) > 1), key=worth, default={})
     return {name: best[name] for name in RATES if name in best}
 
