@@ -506,7 +506,7 @@ def test_break_leaks_neither_threads_nor_memory(digits: pathlib.Path) -> None:
     del images, labels
     gc.collect()
     assert threads() == count - 2
-    assert resident_bytes() <= resident * 1.02 + 100_000
+    assert resident_bytes() <= resident + 8_000_000  # 80 KB per loader; arenas of malloc take a few MB
 
 
 def test_two_loaders_at_once(digits: pathlib.Path) -> None:
