@@ -193,7 +193,7 @@ Test(checks, scripts_refuse_invalid_options)
     shell("scripts/sweep/bench.sh foo");
     expect(2, "bench.sh: unexpected argument 'foo'; see --help\n");
     shell("scripts/check/train_gpu.sh --engine foo");
-    expect(2, "--engine 'foo': the engines are cuda, tf32, bf16, amp, vit, vit-amp, resnet\n");
+    expect(2, "--engine 'foo': the engines are cuda, tf32, bf16, amp, vit, vit-amp, resnet and resnet-amp\n");
     shell("scripts/check/train_gpu.sh --engine");
     expect(2, "the engines are cuda");
 }
