@@ -302,7 +302,7 @@ Test(train_scripts, gpus_are_measured_part_by_part)
     for (int f = 0; f < FORMULA_COUNT; f++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "\n%s", formula_names[f]);
     EXPECT_PRINTS(0, none, GPUS "--parts formulas,peer --limit-s 9", root);
-    EXPECT_PRINTS(0, all, GPUS "--parts formulas,peer && cut -d, -f20 o/formulas.csv", root);
+    EXPECT_PRINTS(0, all, GPUS "--parts formulas,peer && cut -d, -f21 o/formulas.csv", root);
     cr_expect(strstr(out, names), "%s", out);
     EXPECT_PRINTS(0, all, GPUS "--parts formulas,peer", root);
     cr_expect(!strstr(out, "done after"), "%s", out);
