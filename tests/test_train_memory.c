@@ -31,7 +31,8 @@ Test(train_memory, limits_are_parsed)
                  {"0", 1, {0}},
                  {"-1G", 1, {0}},
                  {"16T", 1, {0}},
-                 {"99999999999G", 1, {0}}};
+                 {"99999999999G", 1, {0}},
+                 {"0000000000000000000000000016384G", 1, {0}}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         uint64_t limits[3] = {0};
         const enum status parsed = memory_limit_parse(cases[i].text, cases[i].ranks, limits);

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
+import struct
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -200,6 +203,44 @@ def test_two_ranks_give_the_programs_parameters(tmp_path: pathlib.Path) -> None:
         assert process.returncode == 0, errors
     with numpy.load(tmp_path / "state.npz") as ours:
         assert same(dict(ours), run(tmp_path, ranks=2, epochs=2, **own))
+
+
+def test_ranks_that_do_not_fit_together_are_refused() -> None:
+    port = 20000 + (os.getpid() + 7000) % 20000
+    meet = {"address": "127.0.0.1", "port": port, "variant": "train-omp", "num_threads": 1}
+    greeting = struct.Struct("=3I")
+
+    def open_as(rank: int, ranks: int, **options: Any) -> subprocess.Popen[str]:
+        words = {**meet, **OWN, "batch": 8, **options, "rank": rank, "world_size": ranks}
+        code = f"import fdsl; fdsl.Trainer(**{words})"
+        environment = {**os.environ, "FDSL_LIBRARY": fdsl.library_path(), "PYTHONPATH": str(ROOT / "python")}
+        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
+
+    def connect(data: bytes) -> socket.socket:
+        for _ in range(500):
+            try:
+                connection = socket.create_connection(("127.0.0.1", port))
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+            else:
+                connection.sendall(data)
+                return connection
+        raise TimeoutError("rank 0 does not listen")
+
+    first = open_as(0, 2)
+    with connect(b"GET / HTTP/1") as stranger:  # is closed, and the ranks go on meeting
+        assert stranger.recv(1) == b""
+    assert "world_size: it is 3, but 2 on rank 0" in open_as(1, 3).communicate(timeout=60)[1]
+    other = open_as(1, 2, lr=0.25)
+    for process in (first, other):
+        assert "rank 1: its options differ from those of rank 0" in process.communicate(timeout=60)[1]
+
+    first = open_as(0, 2)
+    word = 0x66647377
+    with connect(greeting.pack(word, 1, 2)) as peer:
+        assert greeting.unpack(peer.recv(12, socket.MSG_WAITALL)) == (word, 1, 2)
+        peer.sendall(b"\xff" * 64)
+        assert "rank 1 sent 18446744073709551615 bytes" in first.communicate(timeout=60)[1]
 
 
 def test_parameters_can_be_replaced() -> None:

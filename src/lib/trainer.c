@@ -186,6 +186,7 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         TRY(lib_check_count("shape", shape[0], 1, DATA_CHANNELS_MAX));
         TRY(lib_check_count("shape", shape[1], 1, 1 << 16));
         TRY(lib_check_count("shape", shape[2], 1, 1 << 16));
+        TRY(lib_check_count("shape", shape[3], 0, 1 << 16));
         given->shape =
             (struct shape){shape[0], clip ? shape[1] : 1, shape[clip ? 2 : 1], shape[clip ? 3 : 2]};
         given->type = types[type];
@@ -242,6 +243,23 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
             return status_set(STATUS_USAGE, "--mixup and --cutmix: the batches are mixed already; drop them");
     }
     return STATUS_OK;
+}
+
+/* Collective: ranks with different options would wait for each other, or combine what does not belong
+ * together. */
+static enum status check_alike(const struct fdsl_trainer *self)
+{
+    static const char version[] = FDSL_VERSION;
+    const struct given *given = &self->given;
+    const struct shape *shape = &given->shape;
+    const uint32_t samples[] = {self->hands_over, given->samples, given->classes,  given->multi_hot,
+                                given->mixed,     given->type,    shape->channels, shape->depth,
+                                shape->height,    shape->width};
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, version, sizeof version), "version of libfdsl",
+                        "use the same on all ranks"));
+    TRY(comm_check_same(options_hash(&self->options, NULL), "options", "give all ranks the same options"));
+    return comm_check_same(fnv_add(FNV_BEGIN, samples, sizeof samples), "samples",
+                           "give all ranks the same samples, shape, dtype, classes, multi_hot and mixed");
 }
 
 /* Returns STATUS_OK if the variant can train with these options. */
@@ -323,8 +341,13 @@ static enum status open_all(const struct fdsl_trainer_config *config, struct fds
         self->entry = NULL;
     }
     TRY(comm_agree(status));
+    TRY(check_alike(self));
     TRY(lib_on_threads(self->resources.threads, open_trainer, self));
+    TRY(comm_check_same(workload_train.ranks.identity(self->input), "data", "give all ranks the same files"));
     TRY(comm_agree(choose(name, self)));
+    const char *chosen = self->entry->name;
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, chosen, strlen(chosen)), "variant",
+                        "give all ranks the same variant"));
     self->device = strcmp(self->entry->variant->platform, "cuda") == 0 ? config->device : FDSL_CPU;
     if (self->stream && self->stream_device >= 0 && self->stream_device != self->device)
         TRY(comm_agree(status_set(STATUS_USAGE,
