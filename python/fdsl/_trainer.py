@@ -266,7 +266,7 @@ class Trainer:
 
     def _check_open(self) -> int:
         if os.getpid() != self._process:
-            raise Error("trainer: it was opened before fork(); open another one in this process")
+            raise Error("trainer: it was opened before fork(); use it in the process that opened it")
         if not self._handle:
             raise ValueError("trainer: it is closed, or has no samples yet; give it data, a loader, or batches with fit()")
         return self._handle

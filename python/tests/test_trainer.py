@@ -263,6 +263,8 @@ def test_errors_name_the_argument() -> None:
         ({"momentum": 0.5}, "momentum needs optimizer"),
         ({"model": "vit-tiny", "variant": "train-vit"}, "not built|CUDA"),
         ({"batch": "max"}, "batch"),
+        ({"parallel": "auto"}, "parallel auto: it needs measurements"),
+        ({"memory": True}, "memory: only the program prints"),
     ):
         with pytest.raises((ValueError, fdsl.Unavailable), match=words):
             fdsl.Trainer(**{**SMALL, **changes})
@@ -271,6 +273,15 @@ def test_errors_name_the_argument() -> None:
             fdsl.Trainer(**SMALL)
         with pytest.raises(ValueError, match="own samples"):
             trainer.step(*batches(16)[0])
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(ValueError, match="forked while one was open"):
+                    fdsl.Trainer(**SMALL)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(ValueError, match="closed"):
         trainer.step()
     options: dict[str, Any] = {"variant": "train-naive", "model": "logreg", "classes": 3, "samples": 40, "shape": (1, 5, 7), "epochs": 1,

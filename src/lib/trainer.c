@@ -60,7 +60,7 @@ struct fdsl_trainer {
     float *logits;
 };
 
-static atomic_flag used = ATOMIC_FLAG_INIT; /* a trainer is open: options, ranks and data have static parts */
+static atomic_int user; /* process with an open trainer, or 0: options, ranks and data have static parts */
 
 /* ---- Messages ---- */
 
@@ -231,6 +231,12 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
     TRY(options_parse(&self->options, self->argc, self->argv));
     if (self->parameters.job.batch == OPTION_MAX)
         return status_set(STATUS_USAGE, "--batch max: the program finds the largest batch; give a number");
+    if (self->parameters.parallel == PARALLEL_AUTO)
+        return status_set(STATUS_USAGE,
+                          "--parallel auto: it needs measurements, which only the program does; "
+                          "give data");
+    if (self->parameters.memory)
+        return status_set(STATUS_USAGE, "--memory: only the program prints where the memory goes; drop it");
     if (self->hands_over) {
         self->parameters.job.given = &self->given;
         self->parameters.job.data = "batches";
@@ -382,7 +388,7 @@ static void close_all(struct fdsl_trainer *self)
     free(self->logits);
     free(self);
     lib_ranks_close();
-    atomic_flag_clear(&used);
+    atomic_store(&user, 0);
 }
 
 enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, struct fdsl_trainer **trainer)
@@ -396,13 +402,16 @@ enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, str
         return lib_invalid("config: it is NULL");
     if (lib_check_size("config", config->size, sizeof *config) != STATUS_OK)
         return lib_relay(STATUS_USAGE);
-    if (atomic_flag_test_and_set(&used))
+    int other = 0;
+    if (!atomic_compare_exchange_strong(&user, &other, (int)getpid()))
         return lib_invalid(
-            "trainer: another one is open in this process; close it first, or use another process");
+            other == (int)getpid()
+                ? "trainer: another one is open in this process; close it first, or use another process"
+                : "trainer: this process was forked while one was open; fork before, or start a new process");
     struct fdsl_trainer *self = calloc(1, sizeof *self);
     enum status status = ALLOCATED(self, "out of memory");
     if (!self) {
-        atomic_flag_clear(&used);
+        atomic_store(&user, 0);
         return lib_relay(status);
     }
     self->process = getpid();
@@ -442,7 +451,7 @@ static enum status begin(const struct fdsl_trainer *trainer, struct environment 
         return status_set(STATUS_USAGE, "trainer: it is NULL");
     if (trainer->process != getpid())
         return status_set(STATUS_FAILED,
-                          "trainer: it was opened before fork(); open another one in this process");
+                          "trainer: it was opened before fork(); use it in the process that opened it");
     if (trainer->failed)
         return status_restore(&trainer->failure);
     return lib_enter(before);
