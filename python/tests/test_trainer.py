@@ -142,6 +142,11 @@ def test_mixed_and_multi_hot_batches() -> None:
         ours = trainer.state_dict()
         with pytest.raises(ValueError, match="soft targets"):
             trainer._batch(mixed.astype("f4"), targets[[1, 0, *range(2, 16)]], None)
+        given, _, kept = trainer._batch(mixed.astype("f4"), numpy.eye(3, dtype="f4")[labels], None)  # as with timm's prob below 1
+        assert given.share == 1 and list(kept[-1]) == list(labels)
+    for loader, words in ([], "no batch"), ((batch for batch in ()), "len"):
+        with pytest.raises((TypeError, ValueError), match=words):
+            fdsl.Trainer(**options).fit(loader)
     assert start is None
     with fdsl.Trainer(**{**options, "lr": 1e-30}) as trainer:  # leaves the initial parameters
         trainer.step(mixed.astype("f4"), targets)
