@@ -164,7 +164,7 @@ def test_mixed_and_multi_hot_batches() -> None:
         assert trainer.evaluate([(images.astype("f4"), rows)]).samples == 16
 
 
-def test_a_loader_gives_its_batches() -> None:
+def test_a_loader_gives_its_batches(tmp_path: pathlib.Path) -> None:
     states, scores = [], []
     source = fdsl.Images(formula="visualatom", classes=3, res=32, out_res=16, count=24)
     for stream in True, False:
@@ -172,9 +172,16 @@ def test_a_loader_gives_its_batches() -> None:
         with fdsl.Trainer(variant="train-naive", model="logreg", classes=3, epochs=2, batch=None if stream else 8) as trainer:
             trainer.fit(loader if stream else [(i.numpy().copy(), n.numpy().copy()) for i, n in loader], epochs=1)
             assert trainer.epoch == 1
+            if stream:
+                trainer.save(tmp_path)
+                trainer.load(tmp_path)
             states.append(trainer.state_dict())
             scores.append(trainer.evaluate([(i.numpy().copy(), n.numpy().copy()) for i, n in loader]))
         loader.close()
+    with fdsl.Loader(source, 8, seed=3, num_threads=1) as loader:  # another order
+        with fdsl.Trainer(loader, variant="train-naive", model="logreg", classes=3, epochs=2) as trainer:
+            with pytest.raises(ValueError, match="samples"):
+                trainer.load(tmp_path)
     assert same(*states)
     assert scores[0][:3] == pytest.approx(scores[1][:3])  # the epochs have other orders
     assert scores[0].samples == 24

@@ -171,6 +171,7 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         given->classes = facts.classes && config->classes <= facts.classes ? facts.classes : config->classes;
         given->multi_hot = facts.multi_hot;
         given->mixed = facts.mixed;
+        given->identity = facts.identity;
         if (facts.rank != self->partition.rank || facts.ranks != self->partition.ranks)
             return status_set(STATUS_USAGE,
                               "stream: it is of rank %" PRIu32 " of %" PRIu32

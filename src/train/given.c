@@ -14,6 +14,7 @@ enum status given_open(struct given *given, uint32_t batch, struct data *data)
     data->type = given->type;
     data->classes = given->classes;
     data->multi_hot = given->multi_hot;
+    data->hashes[DATA_TRAIN] = given->identity;
     data->lanes = 1; /* and no shuffle: numbers are positions */
     data->sample_values = shape_values(&given->shape);
     data->sample_bytes = data->sample_values * dtype_bytes(given->type);
