@@ -277,6 +277,7 @@ def test_errors_name_the_argument() -> None:
         ({"batch": "max"}, "batch"),
         ({"parallel": "auto"}, "parallel auto: it needs measurements"),
         ({"memory": True}, "memory: only the program prints"),
+        ({"init": "/no/such--file-x"}, "init /no/such--file-x: "),
     ):
         with pytest.raises((ValueError, fdsl.Unavailable), match=words):
             fdsl.Trainer(**{**SMALL, **changes})

@@ -72,7 +72,8 @@ static enum fdsl_status relay(enum status status)
     if (status == STATUS_OK)
         return FDSL_OK;
     for (bool within = false; *from && to < text + sizeof text - 1; from++) {
-        const bool begins = strncmp(from, "--", 2) == 0 && from[2] >= 'a' && from[2] <= 'z';
+        const bool inside = from > status_text() && !strchr(" '(", from[-1]); /* a word, such as a path */
+        const bool begins = !inside && strncmp(from, "--", 2) == 0 && from[2] >= 'a' && from[2] <= 'z';
         within =
             begins ||
             (within && (*from == '-' || (*from >= 'a' && *from <= 'z') || (*from >= '0' && *from <= '9')));
