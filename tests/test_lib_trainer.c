@@ -141,6 +141,10 @@ Test(lib_trainer, batches_are_checked_and_learned)
     for (int i = 0; i < 4; i++)
         cr_expect((logits[2 * i + 1] > logits[2 * i]) == (labels[i] == 1));
     fdsl_trainer_close(trainer);
+    memcpy(config.shape, (uint32_t[]){16, 65536, 65536, 1 << 28}, sizeof config.shape); /* 2^64 values */
+    cr_expect_eq(fdsl_trainer_open(&config, &second), FDSL_INVALID);
+    cr_expect(strstr(fdsl_error(), "shape: 268435456 is out of range"), "%s", fdsl_error());
+    memcpy(config.shape, (uint32_t[]){1, 2, 3, 0}, sizeof config.shape);
     cr_assert_eq(fdsl_trainer_open(&config, &trainer), FDSL_OK, "after another one was closed: %s",
                  fdsl_error());
     fdsl_trainer_close(trainer);

@@ -31,7 +31,8 @@ Test(train_memory, limits_are_parsed)
                  {"0", 1, {0}},
                  {"-1G", 1, {0}},
                  {"16T", 1, {0}},
-                 {"99999999999G", 1, {0}}};
+                 {"99999999999G", 1, {0}},
+                 {"0000000000000000000000000016384G", 1, {0}}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         uint64_t limits[3] = {0};
         const enum status parsed = memory_limit_parse(cases[i].text, cases[i].ranks, limits);
@@ -128,6 +129,11 @@ Test(train_memory, the_choice_follows_from_plans_times_and_room)
          {16000000000, 0},
          PARALLEL_NONE,
          "what would fit: about 3 GPUs (pipeline), or 40.000 GB per GPU"},
+        {"nothing fits: no number of GPUs would",
+         {{{1, 1, false}, {25000000, 0}, NAN, 0}},
+         {0, 0},
+         PARALLEL_NONE,
+         "what would fit: 0.025 GB per GPU"},
         {"nothing fits: the closest is named",
          {{{1, 2, false}, {30000000000, 30000000000}, NAN, 0},
           {{2, 1, true}, {17000000000, 10000000000}, NAN, 0}},

@@ -93,7 +93,7 @@ def _unmixed(targets: Any) -> tuple[list[int], float]:
     count = len(weights)
     share = float(weights.max(axis=1).min()) if count else 1.0
     labels = weights.argmax(axis=1)
-    for i in range(count // 2):  # the class that is not the label of sample i is that of its partner
+    for i in range(count // 2 if share < 1 else 0):  # the class that is not the label of sample i is that of its partner
         others = [int(k) for k in numpy.flatnonzero(weights[i]) if k != labels[i]]
         labels[count - 1 - i] = others[0] if others else labels[i]
     mixed = numpy.zeros_like(weights)
@@ -266,7 +266,7 @@ class Trainer:
 
     def _check_open(self) -> int:
         if os.getpid() != self._process:
-            raise Error("trainer: it was opened before fork(); open another one in this process")
+            raise Error("trainer: it was opened before fork(); use it in the process that opened it")
         if not self._handle:
             raise ValueError("trainer: it is closed, or has no samples yet; give it data, a loader, or batches with fit()")
         return self._handle
@@ -452,9 +452,12 @@ class Trainer:
     def _fit_batches(self, loader: Any, epochs: Optional[int]) -> None:
         dataset = getattr(loader, "dataset", None)
         if not self._handle:
-            iterator = iter(loader)
-            images, labels = next(iterator)
-            del iterator
+            if not hasattr(loader, "__len__"):
+                raise TypeError(f"loader: {type(loader).__name__} has no len(), the number of its batches")
+            first = next(iter(loader), None)
+            if first is None:
+                raise ValueError("loader: it has no batch")
+            images, labels = first
             samples = len(loader) * len(images) * self._config.world_size
             whole = not getattr(loader, "drop_last", False) and self._config.world_size == 1
             if whole and dataset is not None and hasattr(dataset, "__len__"):

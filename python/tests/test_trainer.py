@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
+import struct
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -139,6 +142,11 @@ def test_mixed_and_multi_hot_batches() -> None:
         ours = trainer.state_dict()
         with pytest.raises(ValueError, match="soft targets"):
             trainer._batch(mixed.astype("f4"), targets[[1, 0, *range(2, 16)]], None)
+        given, _, kept = trainer._batch(mixed.astype("f4"), numpy.eye(3, dtype="f4")[labels], None)  # as with timm's prob below 1
+        assert given.share == 1 and list(kept[-1]) == list(labels)
+    for loader, words in ([], "no batch"), ((batch for batch in ()), "len"):
+        with pytest.raises((TypeError, ValueError), match=words):
+            fdsl.Trainer(**options).fit(loader)
     assert start is None
     with fdsl.Trainer(**{**options, "lr": 1e-30}) as trainer:  # leaves the initial parameters
         trainer.step(mixed.astype("f4"), targets)
@@ -156,7 +164,7 @@ def test_mixed_and_multi_hot_batches() -> None:
         assert trainer.evaluate([(images.astype("f4"), rows)]).samples == 16
 
 
-def test_a_loader_gives_its_batches() -> None:
+def test_a_loader_gives_its_batches(tmp_path: pathlib.Path) -> None:
     states, scores = [], []
     source = fdsl.Images(formula="visualatom", classes=3, res=32, out_res=16, count=24)
     for stream in True, False:
@@ -164,9 +172,16 @@ def test_a_loader_gives_its_batches() -> None:
         with fdsl.Trainer(variant="train-naive", model="logreg", classes=3, epochs=2, batch=None if stream else 8) as trainer:
             trainer.fit(loader if stream else [(i.numpy().copy(), n.numpy().copy()) for i, n in loader], epochs=1)
             assert trainer.epoch == 1
+            if stream:
+                trainer.save(tmp_path)
+                trainer.load(tmp_path)
             states.append(trainer.state_dict())
             scores.append(trainer.evaluate([(i.numpy().copy(), n.numpy().copy()) for i, n in loader]))
         loader.close()
+    with fdsl.Loader(source, 8, seed=3, num_threads=1) as loader:  # another order
+        with fdsl.Trainer(loader, variant="train-naive", model="logreg", classes=3, epochs=2) as trainer:
+            with pytest.raises(ValueError, match="samples"):
+                trainer.load(tmp_path)
     assert same(*states)
     assert scores[0][:3] == pytest.approx(scores[1][:3])  # the epochs have other orders
     assert scores[0].samples == 24
@@ -202,6 +217,44 @@ def test_two_ranks_give_the_programs_parameters(tmp_path: pathlib.Path) -> None:
         assert same(dict(ours), run(tmp_path, ranks=2, epochs=2, **own))
 
 
+def test_ranks_that_do_not_fit_together_are_refused() -> None:
+    port = 20000 + (os.getpid() + 7000) % 20000
+    meet = {"address": "127.0.0.1", "port": port, "variant": "train-omp", "num_threads": 1}
+    greeting = struct.Struct("=3I")
+
+    def open_as(rank: int, ranks: int, **options: Any) -> subprocess.Popen[str]:
+        words = {**meet, **OWN, "batch": 8, **options, "rank": rank, "world_size": ranks}
+        code = f"import fdsl; fdsl.Trainer(**{words})"
+        environment = {**os.environ, "FDSL_LIBRARY": fdsl.library_path(), "PYTHONPATH": str(ROOT / "python")}
+        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=environment)
+
+    def connect(data: bytes) -> socket.socket:
+        for _ in range(500):
+            try:
+                connection = socket.create_connection(("127.0.0.1", port))
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+            else:
+                connection.sendall(data)
+                return connection
+        raise TimeoutError("rank 0 does not listen")
+
+    first = open_as(0, 2)
+    with connect(b"GET / HTTP/1") as stranger:  # is closed, and the ranks go on meeting
+        assert stranger.recv(1) == b""
+    assert "world_size: it is 3, but 2 on rank 0" in open_as(1, 3).communicate(timeout=60)[1]
+    other = open_as(1, 2, lr=0.25)
+    for process in (first, other):
+        assert "rank 1: its options differ from those of rank 0" in process.communicate(timeout=60)[1]
+
+    first = open_as(0, 2)
+    word = 0x66647377
+    with connect(greeting.pack(word, 1, 2)) as peer:
+        assert greeting.unpack(peer.recv(12, socket.MSG_WAITALL)) == (word, 1, 2)
+        peer.sendall(b"\xff" * 64)
+        assert "rank 1 sent 18446744073709551615 bytes" in first.communicate(timeout=60)[1]
+
+
 def test_parameters_can_be_replaced() -> None:
     with fdsl.Trainer(**SMALL) as trainer:
         start = trainer.state_dict()
@@ -222,6 +275,9 @@ def test_errors_name_the_argument() -> None:
         ({"momentum": 0.5}, "momentum needs optimizer"),
         ({"model": "vit-tiny", "variant": "train-vit"}, "not built|CUDA"),
         ({"batch": "max"}, "batch"),
+        ({"parallel": "auto"}, "parallel auto: it needs measurements"),
+        ({"memory": True}, "memory: only the program prints"),
+        ({"init": "/no/such--file-x"}, "init /no/such--file-x: "),
     ):
         with pytest.raises((ValueError, fdsl.Unavailable), match=words):
             fdsl.Trainer(**{**SMALL, **changes})
@@ -230,6 +286,15 @@ def test_errors_name_the_argument() -> None:
             fdsl.Trainer(**SMALL)
         with pytest.raises(ValueError, match="own samples"):
             trainer.step(*batches(16)[0])
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(ValueError, match="forked while one was open"):
+                    fdsl.Trainer(**SMALL)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(ValueError, match="closed"):
         trainer.step()
     options: dict[str, Any] = {"variant": "train-naive", "model": "logreg", "classes": 3, "samples": 40, "shape": (1, 5, 7), "epochs": 1,

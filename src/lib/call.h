@@ -86,6 +86,7 @@ struct lib_stream_facts {
         classes; /* batch: samples per step of a rank; classes 0: not known */
     bool multi_hot, mixed, drop_last;
     int device;
+    uint64_t identity; /* hash of what decides its samples and their order; equal on all ranks */
 };
 
 /* STATUS_USAGE if the stream is not open, or if its batches are not images with labels, channels first. */

@@ -18,10 +18,11 @@
 #include "machine/heartbeat.h"
 #include "train/exchange.h"
 
-#define JOIN_S 120.0 /* a rank waits so long for the others to join */
-#define CHUNK  ((size_t)1 << 26)
+#define JOIN_S   120.0 /* a rank waits so long for the others to join */
+#define SILENT_S 120   /* a connection ends if the other machine has not answered for so long */
+#define CHUNK    ((size_t)1 << 26)
 #define GREETED \
-    0x66647376 /* the first word of a connection, with the number of the layout of these messages */
+    0x66647377 /* the first word of a connection, with the number of the layout of these messages */
 
 static struct {
     int rank, size; /* size 0: one rank */
@@ -38,14 +39,15 @@ static struct {
 
 static enum status lost(int rank, int cause)
 {
+    const bool left = cause == 0 || cause == ECONNRESET || cause == EPIPE;
     return status_set(STATUS_FAILED, "the connection to rank %d ended: %s", rank,
-                      cause ? strerror(cause) : "it left the training run; see its error");
+                      left ? "it left the training run; see its error" : strerror(cause));
 }
 
-static enum status send_all(int rank, int socket, const void *data, size_t bytes)
+static enum status send_all(int rank, int socket, const void *data, size_t bytes, int flags)
 {
     for (size_t done = 0; done < bytes;) {
-        const ssize_t sent = send(socket, (const char *)data + done, bytes - done, MSG_NOSIGNAL);
+        const ssize_t sent = send(socket, (const char *)data + done, bytes - done, MSG_NOSIGNAL | flags);
         if (sent < 0 && errno != EINTR)
             return lost(rank, errno);
         done += sent > 0 ? (size_t)sent : 0;
@@ -64,22 +66,41 @@ static enum status receive_all(int rank, int socket, void *data, size_t bytes)
     return STATUS_OK;
 }
 
+/* A message begins with its size: ranks that call different functions get an error, not wrong values. */
+static enum status send_message(int rank, int socket, const void *data, uint64_t bytes)
+{
+    TRY(send_all(rank, socket, &bytes, sizeof bytes, MSG_MORE));
+    return send_all(rank, socket, data, bytes, 0);
+}
+
+static enum status receive_message(int rank, int socket, void *data, uint64_t bytes)
+{
+    uint64_t sent;
+    TRY(receive_all(rank, socket, &sent, sizeof sent));
+    if (sent != bytes)
+        return status_set(STATUS_FAILED,
+                          "rank %d sent %" PRIu64 " bytes, but this rank expects %" PRIu64
+                          "; call the same functions in the same order on all ranks",
+                          rank, sent, bytes);
+    return receive_all(rank, socket, data, bytes);
+}
+
 static enum status socket_gather(const void *mine, size_t bytes, void *all)
 {
     if (ranks.rank > 0)
-        return send_all(0, ranks.sockets[0], mine, bytes);
+        return send_message(0, ranks.sockets[0], mine, bytes);
     memcpy(all, mine, bytes);
     for (int i = 1; i < ranks.size; i++)
-        TRY(receive_all(i, ranks.sockets[i], (char *)all + (size_t)i * bytes, bytes));
+        TRY(receive_message(i, ranks.sockets[i], (char *)all + (size_t)i * bytes, bytes));
     return STATUS_OK;
 }
 
 static enum status socket_spread(void *data, size_t bytes)
 {
     if (ranks.rank > 0)
-        return receive_all(0, ranks.sockets[0], data, bytes);
+        return receive_message(0, ranks.sockets[0], data, bytes);
     for (int i = 1; i < ranks.size; i++)
-        TRY(send_all(i, ranks.sockets[i], data, bytes));
+        TRY(send_message(i, ranks.sockets[i], data, bytes));
     return STATUS_OK;
 }
 
@@ -92,85 +113,157 @@ static void socket_leave(void)
     ranks.sockets = NULL;
 }
 
-/* What a rank says when it connects. */
+/* The first message of a rank, and the reply of rank 0 with its own number of ranks and, as the rank, TAKEN
+ * if another process has joined as this one. */
 struct greeting {
     uint32_t word, rank, size;
 };
+
+#define TAKEN UINT32_MAX
+
+static void limit_wait(int socket, double seconds)
+{
+    const struct timeval limit = {.tv_sec = (time_t)seconds};
+    (void)setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    (void)setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit); /* also of connect() */
+}
+
+/* Reads the greeting of a connection and replies. Returns whether a rank has joined. */
+static bool greet(int from)
+{
+    struct greeting greeting = {0};
+    limit_wait(from, 1);
+    if (recv(from, &greeting, sizeof greeting, MSG_WAITALL) != sizeof greeting || greeting.word != GREETED)
+        return false;
+    const bool same =
+        greeting.size == (uint32_t)ranks.size && greeting.rank > 0 && greeting.rank < greeting.size;
+    const bool joins = same && ranks.sockets[greeting.rank] < 0;
+    const struct greeting reply = {GREETED, same && !joins ? TAKEN : greeting.rank, (uint32_t)ranks.size};
+    if (send_all((int)greeting.rank, from, &reply, sizeof reply, 0) != STATUS_OK || !joins)
+        return false;
+    limit_wait(from, 0);
+    ranks.sockets[greeting.rank] = from;
+    return true;
+}
 
 /* Accepts the connections of all ranks. Closes those of other programs. */
 static enum status accept_all(int listener)
 {
     const double end_s = timer_now_s() + JOIN_S;
-    const struct timeval second = {.tv_sec = 1};
-    (void)setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof second);
+    limit_wait(listener, 1);
     for (int joined = 1; joined < ranks.size;) {
-        struct greeting greeting = {0};
         const int from = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (from < 0 && timer_now_s() > end_s)
+        if (from < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+            return status_set(STATUS_FAILED, "port: cannot accept a connection: %s", strerror(errno));
+        if (from >= 0 && greet(from))
+            joined++;
+        else if (from >= 0)
+            close(from);
+        if (joined < ranks.size && timer_now_s() > end_s)
             return status_set(STATUS_FAILED, "%d of %d ranks have joined after %g s; start all of them",
                               joined, ranks.size, JOIN_S);
-        if (from < 0)
-            continue;
-        (void)setsockopt(from, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof second);
-        const bool known = recv(from, &greeting, sizeof greeting, MSG_WAITALL) == sizeof greeting &&
-                           greeting.word == GREETED && greeting.size == (uint32_t)ranks.size &&
-                           greeting.rank > 0 && greeting.rank < greeting.size &&
-                           ranks.sockets[greeting.rank] < 0;
-        if (!known || send_all((int)greeting.rank, from, &greeting, sizeof greeting) != STATUS_OK) {
-            close(from);
-            continue;
-        }
-        (void)setsockopt(from, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){0}, sizeof(struct timeval));
-        ranks.sockets[greeting.rank] = from;
-        joined++;
     }
     return STATUS_OK;
 }
 
-static enum status listen_at(const struct addrinfo *at, const char *port)
+/* Listens at the first of the addresses that this machine has. */
+static enum status listen_at(const struct addrinfo *found, const char *port)
 {
-    const int on = 1, listener = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int on = 1;
+    int listener = -1;
+    for (const struct addrinfo *at = found; at && listener < 0; at = at->ai_next) {
+        listener = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        (void)setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (listener >= 0 && (bind(listener, at->ai_addr, at->ai_addrlen) || listen(listener, SOMAXCONN))) {
+            const int error = errno;
+            close(listener);
+            errno = error;
+            listener = -1;
+        }
+    }
     if (listener < 0)
-        return status_set(STATUS_FAILED, "port: cannot open a socket: %s", strerror(errno));
-    (void)setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    enum status status = bind(listener, at->ai_addr, at->ai_addrlen) || listen(listener, SOMAXCONN)
-                             ? status_set(STATUS_FAILED,
-                                          "port: rank 0 cannot listen at port %s: %s; choose another "
-                                          "one on all ranks",
-                                          port, strerror(errno))
-                             : accept_all(listener);
+        return errno == EADDRNOTAVAIL
+                   ? status_set(STATUS_USAGE,
+                                "address: it is not one of this machine, where rank 0 listens; give all "
+                                "ranks the address of the machine of rank 0")
+                   : status_set(STATUS_FAILED,
+                                "port: rank 0 cannot listen at port %s: %s; choose another one on all ranks",
+                                port, strerror(errno));
+    const enum status status = accept_all(listener);
     close(listener);
     return status;
 }
 
-/* Connects to rank 0, which may not listen yet. */
-static enum status connect_to(const struct addrinfo *at, const char *address, const char *port)
+/* Connects to rank 0, which may not listen yet. Waits for its reply until `end_s`. Sets `*answered` if
+ * something that is not rank 0 listens. */
+static enum status join(const struct addrinfo *at, double end_s, bool *answered)
+{
+    const struct greeting greeting = {GREETED, (uint32_t)ranks.rank, (uint32_t)ranks.size};
+    struct greeting reply = {0};
+    const double left_s = end_s - timer_now_s();
+    const int to = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (to < 0)
+        return errno == EAFNOSUPPORT
+                   ? STATUS_OK
+                   : status_set(STATUS_FAILED, "port: cannot open a socket: %s", strerror(errno));
+    limit_wait(to, left_s > 1 ? left_s : 1);
+    const bool connected = connect(to, at->ai_addr, at->ai_addrlen) == 0;
+    const bool known = connected && send_all(0, to, &greeting, sizeof greeting, 0) == STATUS_OK &&
+                       receive_all(0, to, &reply, sizeof reply) == STATUS_OK && reply.word == GREETED;
+    *answered = connected && !known;
+    if (known && reply.size == greeting.size && reply.rank == greeting.rank) {
+        limit_wait(to, 0);
+        ranks.sockets[0] = to;
+        return STATUS_OK;
+    }
+    close(to);
+    if (known && reply.size != greeting.size)
+        return status_set(STATUS_USAGE, "world_size: it is %d, but %" PRIu32 " on rank 0", ranks.size,
+                          reply.size);
+    return known ? status_set(STATUS_USAGE,
+                              "rank: another process has joined as rank %d; give each process its own rank, "
+                              "and each training run its own port",
+                              ranks.rank)
+                 : STATUS_OK;
+}
+
+static enum status connect_to(const struct addrinfo *found, const char *address, const char *port)
 {
     const double end_s = timer_now_s() + JOIN_S;
-    const struct greeting greeting = {GREETED, (uint32_t)ranks.rank, (uint32_t)ranks.size};
+    bool answered = false;
     do {
-        struct greeting reply = {0};
-        const int to = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (to < 0)
-            return status_set(STATUS_FAILED, "port: cannot open a socket: %s", strerror(errno));
-        if (connect(to, at->ai_addr, at->ai_addrlen) == 0 &&
-            send_all(0, to, &greeting, sizeof greeting) == STATUS_OK &&
-            receive_all(0, to, &reply, sizeof reply) == STATUS_OK && reply.word == GREETED &&
-            reply.size == greeting.size) {
-            ranks.sockets[0] = to;
+        for (const struct addrinfo *at = found; at && ranks.sockets[0] < 0; at = at->ai_next)
+            TRY(join(at, end_s, &answered));
+        if (ranks.sockets[0] >= 0)
             return STATUS_OK;
-        }
-        close(to);
         usleep(50000);
     } while (timer_now_s() < end_s);
-    return status_set(STATUS_FAILED, "address: rank 0 does not listen at %s, port %s", address, port);
+    return status_set(STATUS_FAILED, "address: %s at %s, port %s, after %g s; %s",
+                      answered ? "another program listens" : "rank 0 does not listen", address, port, JOIN_S,
+                      answered ? "choose another port on all ranks"
+                               : "start rank 0, with the same address and port");
+}
+
+/* Sends small messages at once, and notices a machine that no longer answers. */
+static void tune(int socket)
+{
+    static const struct {
+        int level, name, value;
+    } settings[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
+                    {SOL_SOCKET, SO_KEEPALIVE, 1},
+                    {IPPROTO_TCP, TCP_KEEPIDLE, SILENT_S / 2},
+                    {IPPROTO_TCP, TCP_KEEPINTVL, SILENT_S / 12},
+                    {IPPROTO_TCP, TCP_KEEPCNT, 6},
+                    {IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * SILENT_S}};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        (void)setsockopt(socket, settings[i].level, settings[i].name, &settings[i].value, sizeof(int));
 }
 
 static enum status open_sockets(const struct fdsl_trainer_config *config)
 {
     struct addrinfo *found = NULL;
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_family = AF_UNSPEC};
-    const int on = 1, count = ranks.rank ? 1 : ranks.size;
+    const int count = ranks.rank ? 1 : ranks.size;
     char port[16];
     TRY(lib_check_count("port", config->port, 1, 65535));
     snprintf(port, sizeof port, "%" PRIu32, config->port);
@@ -188,7 +281,7 @@ static enum status open_sockets(const struct fdsl_trainer_config *config)
     freeaddrinfo(found);
     for (int i = 0; i < count; i++)
         if (ranks.sockets[i] >= 0)
-            (void)setsockopt(ranks.sockets[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+            tune(ranks.sockets[i]);
     return status;
 }
 
@@ -401,6 +494,7 @@ enum status comm_agree(enum status status)
     all = malloc(count * sizeof *all);
     TRY(ALLOCATED(all, "out of memory"));
     TRY(all_gather(&mine, sizeof mine, all));
+    all[worst].text[sizeof mine.text - 1] = all[worst].subject[sizeof mine.subject - 1] = '\0';
     const enum status result = status_restore(&all[worst]);
     return with == ranks.size ? result : status_prefix(result, "rank %d", worst);
 }

@@ -1838,6 +1838,11 @@ enum status lib_stream_facts(const struct fdsl_stream *stream, struct lib_stream
     if (output->interleaved || output->frames)
         return status_set(STATUS_USAGE,
                           "stream: a trainer needs channels first: layout \"nchw\", axes \"cthw\"");
+    const struct order *order = &stream->order;
+    const bool mix = stream->source->mix;
+    const uint64_t decides[] = {order->seed, stream->source->hash, stream->transform,
+                                mix ? order->mixed_shuffle : order->shuffle,
+                                mix ? order->mixed_lanes : order->lanes};
     *facts = (struct lib_stream_facts){
         .shape = {info->shape[0], info->shape[3] ? info->shape[1] : 1, info->shape[info->shape[3] ? 2 : 1],
                   info->shape[info->shape[3] ? 3 : 2]},
@@ -1853,7 +1858,8 @@ enum status lib_stream_facts(const struct fdsl_stream *stream, struct lib_stream
         .multi_hot = info->multi_hot,
         .mixed = stream->order.mixes,
         .drop_last = stream->order.drop_last,
-        .device = stream->device};
+        .device = stream->device,
+        .identity = checksum_seeded(decides, sizeof decides, 1)};
     return STATUS_OK;
 }
 

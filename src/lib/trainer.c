@@ -60,7 +60,7 @@ struct fdsl_trainer {
     float *logits;
 };
 
-static atomic_flag used = ATOMIC_FLAG_INIT; /* a trainer is open: options, ranks and data have static parts */
+static atomic_int user; /* process with an open trainer, or 0: options, ranks and data have static parts */
 
 /* ---- Messages ---- */
 
@@ -72,7 +72,8 @@ static enum fdsl_status relay(enum status status)
     if (status == STATUS_OK)
         return FDSL_OK;
     for (bool within = false; *from && to < text + sizeof text - 1; from++) {
-        const bool begins = strncmp(from, "--", 2) == 0 && from[2] >= 'a' && from[2] <= 'z';
+        const bool inside = from > status_text() && !strchr(" '(", from[-1]); /* a word, such as a path */
+        const bool begins = !inside && strncmp(from, "--", 2) == 0 && from[2] >= 'a' && from[2] <= 'z';
         within =
             begins ||
             (within && (*from == '-' || (*from >= 'a' && *from <= 'z') || (*from >= '0' && *from <= '9')));
@@ -171,6 +172,7 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         given->classes = facts.classes && config->classes <= facts.classes ? facts.classes : config->classes;
         given->multi_hot = facts.multi_hot;
         given->mixed = facts.mixed;
+        given->identity = facts.identity;
         if (facts.rank != self->partition.rank || facts.ranks != self->partition.ranks)
             return status_set(STATUS_USAGE,
                               "stream: it is of rank %" PRIu32 " of %" PRIu32
@@ -186,6 +188,7 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         TRY(lib_check_count("shape", shape[0], 1, DATA_CHANNELS_MAX));
         TRY(lib_check_count("shape", shape[1], 1, 1 << 16));
         TRY(lib_check_count("shape", shape[2], 1, 1 << 16));
+        TRY(lib_check_count("shape", shape[3], 0, 1 << 16));
         given->shape =
             (struct shape){shape[0], clip ? shape[1] : 1, shape[clip ? 2 : 1], shape[clip ? 3 : 2]};
         given->type = types[type];
@@ -230,6 +233,12 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
     TRY(options_parse(&self->options, self->argc, self->argv));
     if (self->parameters.job.batch == OPTION_MAX)
         return status_set(STATUS_USAGE, "--batch max: the program finds the largest batch; give a number");
+    if (self->parameters.parallel == PARALLEL_AUTO)
+        return status_set(STATUS_USAGE,
+                          "--parallel auto: it needs measurements, which only the program does; "
+                          "give data");
+    if (self->parameters.memory)
+        return status_set(STATUS_USAGE, "--memory: only the program prints where the memory goes; drop it");
     if (self->hands_over) {
         self->parameters.job.given = &self->given;
         self->parameters.job.data = "batches";
@@ -242,6 +251,23 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
             return status_set(STATUS_USAGE, "--mixup and --cutmix: the batches are mixed already; drop them");
     }
     return STATUS_OK;
+}
+
+/* Collective: ranks with different options would wait for each other, or combine what does not belong
+ * together. */
+static enum status check_alike(const struct fdsl_trainer *self)
+{
+    static const char version[] = FDSL_VERSION;
+    const struct given *given = &self->given;
+    const struct shape *shape = &given->shape;
+    const uint32_t samples[] = {self->hands_over, given->samples, given->classes,  given->multi_hot,
+                                given->mixed,     given->type,    shape->channels, shape->depth,
+                                shape->height,    shape->width};
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, version, sizeof version), "version of libfdsl",
+                        "use the same on all ranks"));
+    TRY(comm_check_same(options_hash(&self->options, NULL), "options", "give all ranks the same options"));
+    return comm_check_same(fnv_add(FNV_BEGIN, samples, sizeof samples), "samples",
+                           "give all ranks the same samples, shape, dtype, classes, multi_hot and mixed");
 }
 
 /* Returns STATUS_OK if the variant can train with these options. */
@@ -323,8 +349,13 @@ static enum status open_all(const struct fdsl_trainer_config *config, struct fds
         self->entry = NULL;
     }
     TRY(comm_agree(status));
+    TRY(check_alike(self));
     TRY(lib_on_threads(self->resources.threads, open_trainer, self));
+    TRY(comm_check_same(workload_train.ranks.identity(self->input), "data", "give all ranks the same files"));
     TRY(comm_agree(choose(name, self)));
+    const char *chosen = self->entry->name;
+    TRY(comm_check_same(fnv_add(FNV_BEGIN, chosen, strlen(chosen)), "variant",
+                        "give all ranks the same variant"));
     self->device = strcmp(self->entry->variant->platform, "cuda") == 0 ? config->device : FDSL_CPU;
     if (self->stream && self->stream_device >= 0 && self->stream_device != self->device)
         TRY(comm_agree(status_set(STATUS_USAGE,
@@ -359,7 +390,7 @@ static void close_all(struct fdsl_trainer *self)
     free(self->logits);
     free(self);
     lib_ranks_close();
-    atomic_flag_clear(&used);
+    atomic_store(&user, 0);
 }
 
 enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, struct fdsl_trainer **trainer)
@@ -373,13 +404,16 @@ enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, str
         return lib_invalid("config: it is NULL");
     if (lib_check_size("config", config->size, sizeof *config) != STATUS_OK)
         return lib_relay(STATUS_USAGE);
-    if (atomic_flag_test_and_set(&used))
+    int other = 0;
+    if (!atomic_compare_exchange_strong(&user, &other, (int)getpid()))
         return lib_invalid(
-            "trainer: another one is open in this process; close it first, or use another process");
+            other == (int)getpid()
+                ? "trainer: another one is open in this process; close it first, or use another process"
+                : "trainer: this process was forked while one was open; fork before, or start a new process");
     struct fdsl_trainer *self = calloc(1, sizeof *self);
     enum status status = ALLOCATED(self, "out of memory");
     if (!self) {
-        atomic_flag_clear(&used);
+        atomic_store(&user, 0);
         return lib_relay(status);
     }
     self->process = getpid();
@@ -419,7 +453,7 @@ static enum status begin(const struct fdsl_trainer *trainer, struct environment 
         return status_set(STATUS_USAGE, "trainer: it is NULL");
     if (trainer->process != getpid())
         return status_set(STATUS_FAILED,
-                          "trainer: it was opened before fork(); open another one in this process");
+                          "trainer: it was opened before fork(); use it in the process that opened it");
     if (trainer->failed)
         return status_restore(&trainer->failure);
     return lib_enter(before);

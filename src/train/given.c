@@ -14,6 +14,7 @@ enum status given_open(struct given *given, uint32_t batch, struct data *data)
     data->type = given->type;
     data->classes = given->classes;
     data->multi_hot = given->multi_hot;
+    data->hashes[DATA_TRAIN] = given->identity;
     data->lanes = 1; /* numbers are positions: the caller has the order */
     data->shuffle = 0;
     data->sample_values = shape_values(&given->shape);

@@ -13,7 +13,8 @@ struct given {
     enum dtype type;
     uint32_t classes, samples; /* of an epoch of all ranks */
     bool multi_hot;
-    bool mixed; /* samples may be mixed already: sample i of a step with its last sample but i */
+    bool mixed;        /* samples may be mixed already: sample i of a step with its last sample but i */
+    uint64_t identity; /* hash of the stream that they are from; 0: batches of the caller, which has none */
 
     /* The batch of the next step; the stream does not copy its values. */
     const void *values;

@@ -82,7 +82,8 @@ enum status memory_limit_parse(const char *text, uint32_t ranks, uint64_t *limit
     for (const char *at = text; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
         char word[32];
         uint64_t bytes;
-        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ","), at);
+        if (snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ","), at) >= (int)sizeof word)
+            return status_set(STATUS_USAGE, "--memory-limit: '%.80s' is not a size, such as 16G", at);
         TRY(parse_bytes("--memory-limit", word, LIMIT_LEAST_BYTES, LIMIT_MOST_BYTES, &bytes));
         if (count < ranks)
             limits[count] = bytes;

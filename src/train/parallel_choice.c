@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/text.h"
 
@@ -110,13 +111,15 @@ static void refuse(const struct parallel_plan *plans, uint32_t count, const uint
              name, worst, GB * (double)least->needed_bytes[worst], GB * (double)room_bytes[worst]);
     const double fits =
         least->sample_bytes > 0 ? (double)least->samples - ceil(missing / least->sample_bytes) : 0;
+    const size_t before = strlen(why);
     if (fits >= 1)
         text_append(why, size, "%.0f samples per GPU instead of %" PRIu64 ", ", fits, least->samples);
     if (by_data > gpus_of(&least->way))
         text_append(why, size, "%" PRIu32 " GPUs (data parallel, --scaling strong), ", by_data);
     else if (by_stages > gpus_of(&least->way))
         text_append(why, size, "about %" PRIu32 " GPUs (pipeline), ", by_stages);
-    text_append(why, size, "or %.3f GB per GPU", GB * (double)least->needed_bytes[worst]);
+    text_append(why, size, "%s%.3f GB per GPU", strlen(why) > before ? "or " : "",
+                GB * (double)least->needed_bytes[worst]);
 }
 
 /* Writes why `chosen` was chosen, and why not the others. */
