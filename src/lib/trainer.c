@@ -230,6 +230,12 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
     TRY(options_parse(&self->options, self->argc, self->argv));
     if (self->parameters.job.batch == OPTION_MAX)
         return status_set(STATUS_USAGE, "--batch max: the program finds the largest batch; give a number");
+    if (self->parameters.parallel == PARALLEL_AUTO)
+        return status_set(STATUS_USAGE, "--parallel auto needs measurements, which only the program does; "
+                                        "use --parallel data");
+    if (self->hands_over && self->parameters.parallel == PARALLEL_PIPELINE)
+        return status_set(STATUS_USAGE, "--parallel pipeline: batches that are handed over are not divided "
+                                        "into micro-batches; use --parallel data");
     if (self->hands_over) {
         self->parameters.job.given = &self->given;
         self->parameters.job.data = "batches";

@@ -112,11 +112,13 @@ static void refuse(const struct parallel_plan *plans, uint32_t count, const uint
         least->sample_bytes > 0 ? (double)least->samples - ceil(missing / least->sample_bytes) : 0;
     if (fits >= 1)
         text_append(why, size, "%.0f samples per GPU instead of %" PRIu64 ", ", fits, least->samples);
+    const bool by_more = by_data > gpus_of(&least->way) || by_stages > gpus_of(&least->way);
     if (by_data > gpus_of(&least->way))
         text_append(why, size, "%" PRIu32 " GPUs (data parallel, --scaling strong), ", by_data);
-    else if (by_stages > gpus_of(&least->way))
+    else if (by_more)
         text_append(why, size, "about %" PRIu32 " GPUs (pipeline), ", by_stages);
-    text_append(why, size, "or %.3f GB per GPU", GB * (double)least->needed_bytes[worst]);
+    text_append(why, size, "%s%.3f GB per GPU", fits >= 1 || by_more ? "or " : "",
+                GB * (double)least->needed_bytes[worst]);
 }
 
 /* Writes why `chosen` was chosen, and why not the others. */

@@ -894,6 +894,8 @@ struct engine pipeline_engine(const struct engine *engine)
     piped.gradients = pipeline_gradients;
     piped.evaluate = pipeline_evaluate;
     piped.memory_bytes = pipeline_memory_bytes;
+    piped.overflows = NULL; /* these functions of the engine need its own state */
+    piped.test_samples = NULL;
     return piped;
 }
 
