@@ -659,8 +659,8 @@ static enum status rehearse(const struct trainer *trainer, const struct resource
     const uint32_t repeats = train.augment.repeats ? train.augment.repeats : 1,
                    few = REHEARSED * train_parts(&train) * repeats;
     void *state = NULL;
-    if (rehearsed || !on_device(trainer->engine) || train.ranks > 1 || train.pipeline || train.data->mixture ||
-        train.data->given)
+    if (rehearsed || !on_device(trainer->engine) || train.ranks > 1 || train.pipeline ||
+        train.data->mixture || train.data->given)
         return STATUS_OK;
     rehearsed = true;
     train.batch = few < train.batch ? few : train.batch;
