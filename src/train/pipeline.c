@@ -903,9 +903,10 @@ enum status pipeline_accepts(const struct engine *engine)
 {
     return engine->stages
                ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "it cannot train a part of a network; use train-naive, train-omp, train-cuda, "
-                            "train-tf32, train-bf16, train-amp or train-vit, or --parallel data");
+               : status_set(
+                     STATUS_USAGE,
+                     "it cannot train a part of a network; use train-naive, train-omp, train-cuda, "
+                     "train-tf32, train-bf16, train-amp, train-vit or train-vit-amp, or --parallel data");
 }
 
 /* ---- Measurements ---- */
