@@ -909,19 +909,22 @@ enum status comm_cuda_probe(void)
                             *version ? version : "this MPI");
 }
 
+/* The agreement on the status waits for all ranks, and notices one that does not answer. The sum is blocking,
+ * because Open MPI does not add up device memory in MPI_Iallreduce(). */
 enum status comm_cuda_sum(enum status status, float *values, size_t count)
 {
     static int failed; /* MPI may still write to it after a failure */
-    MPI_Request statuses, request;
+    MPI_Request statuses;
     if (size == 1 || broken)
         return broken ? STATUS_FAILED : status;
     TRY(check_message(count));
     failed = status != STATUS_OK;
     MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &statuses));
-    MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, values, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request));
     TRY(wait_briefly(&statuses));
-    TRY(wait_briefly(&request));
-    return failed ? comm_agree(status) : STATUS_OK;
+    if (failed)
+        return comm_agree(status);
+    return mpi_status(MPI_Allreduce(MPI_IN_PLACE, values, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD),
+                      "MPI_Allreduce");
 }
 
 enum status comm_share_parts(float *values, const size_t *begins)

@@ -85,12 +85,19 @@ static void copy(uint64_t device, void *host, size_t bytes, int back)
     demand(mprotect(all, FAKE_BYTES, PROT_NONE) == 0, "mprotect");
 }
 
+/* As in Open MPI, reductions that do not block take no device memory. */
 int MPI_Iallreduce(const void *from, void *to, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm,
                    MPI_Request *request)
 {
+    demand(!is_device((uint64_t)(uintptr_t)to), "MPI_Iallreduce() of device memory");
+    return PMPI_Iallreduce(from, to, count, type, op, comm, request);
+}
+
+int MPI_Allreduce(const void *from, void *to, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm)
+{
     const size_t bytes = (size_t)count * sizeof(float);
     if (type != MPI_FLOAT)
-        return PMPI_Iallreduce(from, to, count, type, op, comm, request);
+        return PMPI_Allreduce(from, to, count, type, op, comm);
     demand(from == MPI_IN_PLACE && op == MPI_SUM, "not a sum in place");
     demand(is_device((uint64_t)(uintptr_t)to), "a sum of floats is not in device memory");
     void *host = malloc(bytes + 1);
@@ -101,6 +108,5 @@ int MPI_Iallreduce(const void *from, void *to, int count, MPI_Datatype type, MPI
     free(host);
     sums++;
     sum_bytes += bytes;
-    *request = MPI_REQUEST_NULL;
     return error;
 }

@@ -149,3 +149,20 @@ Test(lib_trainer, batches_are_checked_and_learned)
                  fdsl_error());
     fdsl_trainer_close(trainer);
 }
+
+/* What only the program measures or divides is refused. */
+Test(lib_trainer, other_ways_to_divide_a_step_are_refused)
+{
+    static const char *const ways[] = {"auto", "pipeline"};
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+        const char *options[] = {"model", "mlp", "batch", "4", "parallel", ways[i], NULL};
+        struct fdsl_trainer_config config = configured("train-naive", options);
+        struct fdsl_trainer *trainer;
+        config.samples = 4;
+        config.classes = 2;
+        memcpy(config.shape, (uint32_t[]){1, 2, 3}, 3 * sizeof *config.shape);
+        cr_expect_eq(fdsl_trainer_open(&config, &trainer), FDSL_INVALID);
+        cr_expect(strncmp(fdsl_error(), "parallel ", 9) == 0 && strstr(fdsl_error(), ways[i]), "%s",
+                  fdsl_error());
+    }
+}

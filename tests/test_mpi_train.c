@@ -221,6 +221,14 @@ Test(mpi_train, the_choice_of_parallelism_respects_the_limit_of_each_rank)
     cr_expect_not_null(strstr(err, "--parallel auto: a pipeline of 2 GPUs ("), "%s", err);
     cr_expect_not_null(strstr(err, "data parallel on 2 GPUs needs "), "%s", err);
     cr_expect_str_eq(value(out, 3, "parallel"), "pipeline");
+    run_well(2, "--variant train-omp --model lenet --train-size 64 --test-size 9 --epochs 1 --threads 1 "
+                "--batch 16 --format csv --parallel auto --microbatches 2");
+    cr_expect_not_null(strstr(err, "--parallel auto: data parallel on 2 GPUs ("), "%s", err);
+    cr_expect_str_eq(value(out, 3, "exchange"), "mpi");
+    cr_expect_str_eq(value(out, 3, "bubble"), "");
+    run(2, CHOSEN "--parallel auto --memory-limit 30M");
+    cr_expect(status == 2 && strstr(err, "--parallel auto: nothing fits; data parallel on 2 GPUs comes"),
+              "%d: %s", status, err);
     run(2, CHOSEN "--memory-limit 1G,110M");
     cr_expect(status == 2 && strstr(err, "rank 1: --memory-limit: this run needs "), "%d: %s", status, err);
 }
@@ -671,6 +679,30 @@ Test(mpi_train, ranks_normalise_together)
         cr_expect(status == 2 && strstr(err, "add --sync-batch-norm, or drop --verify"), "%d: %s", status,
                   err);
     }
+}
+
+/* Without these sums, other ranks or shares would give other parameters. */
+Test(mpi_train, ranks_that_normalise_alone_stay_as_they_are)
+{
+    static const struct {
+        int before, now;
+        const char *shares, *says;
+    } cases[] = {
+        {2, 1, "", "ranks=2 in the checkpoint, none now; start as many ranks as before (2)"},
+        {1, 2, "", "no ranks in the checkpoint, 2 now; start as many ranks as before (1)"},
+        {2, 2, "--balance 3:1", "balance=equal in the checkpoint, 3:1 now"},
+    };
+    run_well(1, NORMED("train-naive") "--checkpoint k1");
+    run_well(2, NORMED("train-naive") "--checkpoint k2");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char line[512];
+        snprintf(line, sizeof line, "%s--checkpoint k%d --resume %s", NORMED("train-naive"), cases[i].before,
+                 cases[i].shares);
+        run(cases[i].now, line);
+        cr_expect(status == 2 && strstr(err, cases[i].says), "%d: %s", status, err);
+    }
+    run(2, NORMED("train-naive") "--parallel pipeline --stages 1 --microbatches 2");
+    cr_expect(status == 2 && strstr(err, "which micro-batches would change"), "%d: %s", status, err);
 }
 
 static void prepare_folders(void)

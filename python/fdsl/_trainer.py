@@ -36,7 +36,7 @@ class Score(NamedTuple):
 
 class Loss:
     """The mean loss of the samples of the steps since the previous loss that was read, of all ranks. Reading it, as in
-    float(loss), waits for these steps; a step does not wait."""
+    float(loss), waits for these steps; a step does not wait. On several ranks, all ranks must read it, because it is their mean."""
 
     __slots__ = ("_trainer", "_value")
 

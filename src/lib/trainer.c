@@ -234,11 +234,13 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
     if (self->parameters.job.batch == OPTION_MAX)
         return status_set(STATUS_USAGE, "--batch max: the program finds the largest batch; give a number");
     if (self->parameters.parallel == PARALLEL_AUTO)
-        return status_set(STATUS_USAGE,
-                          "--parallel auto: it needs measurements, which only the program does; "
-                          "give data");
+        return status_set(STATUS_USAGE, "--parallel auto needs measurements, which only the program does; "
+                                        "use --parallel data");
     if (self->parameters.memory)
         return status_set(STATUS_USAGE, "--memory: only the program prints where the memory goes; drop it");
+    if (self->hands_over && self->parameters.parallel == PARALLEL_PIPELINE)
+        return status_set(STATUS_USAGE, "--parallel pipeline: batches that are handed over are not divided "
+                                        "into micro-batches; use --parallel data");
     if (self->hands_over) {
         self->parameters.job.given = &self->given;
         self->parameters.job.data = "batches";

@@ -113,7 +113,7 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
 enum status comm_cuda_probe(void);
 
 /* Collective, like comm_reduce(), for `count` values in the memory of a CUDA device: passes the pointer to
- * MPI_Iallreduce(). MPI chooses the order of the sums. The caller has synchronized the work that writes the
+ * MPI_Allreduce(). MPI chooses the order of the sums. The caller has synchronized the work that writes the
  * values. Needs comm_cuda_probe(). */
 enum status comm_cuda_sum(enum status status, float *values, size_t count);
 

@@ -1,8 +1,9 @@
 /* The memory of a training run: what an engine allocates, by parts, and limits per rank (--memory-limit).
  *
  * An engine adds up what open() allocates in train->memory, if that is not NULL. With `plans` set, open()
- * computes the same sizes by the same code, but allocates nothing large, and the state can only be closed. So
- * the sizes are known before memory is used, and cannot differ from those that are allocated. */
+ * computes the same sizes by the same code, but allocates nothing large except the generator or the stream of
+ * the feed, and the state can only be closed. So the sizes are known before memory is used, and cannot differ
+ * from those that are allocated. */
 #ifndef FDSL_TRAIN_MEMORY_H
 #define FDSL_TRAIN_MEMORY_H
 

@@ -38,6 +38,7 @@ static enum status set_way(struct choosing *choosing, const struct parallel_way 
     parameters->parallel = way->stages > 1 ? PARALLEL_PIPELINE : PARALLEL_DATA;
     if (way->stages > 1)
         parameters->stages = way->stages;
+    parameters->replicated = way->replicas > 1;
     parameters->checkpoint_activations = way->recomputes;
     enum status status = train_replan(choosing->given, parameters, choosing->partition, choosing->opened);
     if (status == STATUS_OK)
@@ -56,19 +57,27 @@ static void make_trial(struct choosing *choosing)
     job->begin = NULL;
 }
 
-/* Adds a way to the candidates with its planned memory, unless it is excluded. */
+/* Adds a way to the candidates with its planned memory, unless it is excluded, or no cut into its stages
+ * fits.
+ */
 static enum status add_way(struct choosing *choosing, const struct parallel_way *way)
 {
     const size_t ranks = (size_t)choosing->partition->ranks;
     uint64_t *needed = choosing->needed + choosing->count * ranks;
-    if (choosing->asked.checkpoint_activations && !way->recomputes)
+    if ((choosing->asked.checkpoint_activations && !way->recomputes) ||
+        (way->stages > 1 && options_given(choosing->given, "stages") &&
+         way->stages != choosing->asked.stages))
         return STATUS_OK;
     enum status status = set_way(choosing, way);
     if (status == STATUS_USAGE || status == STATUS_UNAVAILABLE)
         return STATUS_OK;
     TRY(status);
     make_trial(choosing);
-    TRY(train_plan_ranks(choosing->opened, choosing->variant, choosing->resources, needed, choosing->room));
+    status =
+        train_plan_ranks(choosing->opened, choosing->variant, choosing->resources, needed, choosing->room);
+    if (way->stages > 1 && (status == STATUS_TOO_LARGE || status == STATUS_EXHAUSTED))
+        return STATUS_OK; /* no cut fits */
+    TRY(status);
     choosing->plans[choosing->count++] =
         (struct parallel_plan){.way = *way,
                                .needed_bytes = needed,

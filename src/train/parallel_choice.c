@@ -114,9 +114,10 @@ static void refuse(const struct parallel_plan *plans, uint32_t count, const uint
     const size_t before = strlen(why);
     if (fits >= 1)
         text_append(why, size, "%.0f samples per GPU instead of %" PRIu64 ", ", fits, least->samples);
+    const bool by_more = by_data > gpus_of(&least->way) || by_stages > gpus_of(&least->way);
     if (by_data > gpus_of(&least->way))
         text_append(why, size, "%" PRIu32 " GPUs (data parallel, --scaling strong), ", by_data);
-    else if (by_stages > gpus_of(&least->way))
+    else if (by_more)
         text_append(why, size, "about %" PRIu32 " GPUs (pipeline), ", by_stages);
     text_append(why, size, "%s%.3f GB per GPU", strlen(why) > before ? "or " : "",
                 GB * (double)least->needed_bytes[worst]);

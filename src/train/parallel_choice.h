@@ -33,7 +33,7 @@ struct parallel_plan {
  * stages first, each without and with recomputing. At most PARALLEL_WAYS_MAX; returns their number. */
 uint32_t parallel_ways(uint32_t gpus, struct parallel_way ways[PARALLEL_WAYS_MAX]);
 
-/* Writes the name of a way, such as "data parallel on 4 GPUs with --checkpoint-activations". */
+/* Writes the name of a way, such as "data parallel on 4 GPUs, recomputing". */
 void parallel_name(const struct parallel_way *way, char name[PARALLEL_NAME]);
 
 /* Returns whether a plan fits into the memory of each GPU: `room_bytes`, one per GPU. */

@@ -894,6 +894,8 @@ struct engine pipeline_engine(const struct engine *engine)
     piped.gradients = pipeline_gradients;
     piped.evaluate = pipeline_evaluate;
     piped.memory_bytes = pipeline_memory_bytes;
+    piped.overflows = NULL; /* these functions of the engine need its own state */
+    piped.test_samples = NULL;
     return piped;
 }
 
@@ -901,9 +903,10 @@ enum status pipeline_accepts(const struct engine *engine)
 {
     return engine->stages
                ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "it cannot train a part of a network; use train-naive, train-omp, train-cuda, "
-                            "train-tf32, train-bf16, train-amp or train-vit, or --parallel data");
+               : status_set(
+                     STATUS_USAGE,
+                     "it cannot train a part of a network; use train-naive, train-omp, train-cuda, "
+                     "train-tf32, train-bf16, train-amp, train-vit or train-vit-amp, or --parallel data");
 }
 
 /* ---- Measurements ---- */

@@ -44,7 +44,8 @@ struct pipeline_plan {
     enum pipe_schedule schedule;
     uint32_t stages, micros; /* micro-batches per step of a replica */
     int sync;                /* --sync of the exchange of the replicas */
-    uint64_t limit_bytes;    /* memory that the stage of this rank may use; 0: no limit; set by the trainer */
+    uint64_t
+        limit_bytes; /* memory that the stage of this rank may allocate; 0: no limit; set by the trainer */
 };
 
 /* Times that a stage measured in the latest call of steps(). The first step fills the pipeline, so it is left

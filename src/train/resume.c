@@ -27,6 +27,9 @@ static void remedy(const char *name, const struct option_value *was, char *words
     else if (strcmp(name, "batch") == 0)
         snprintf(words, size,
                  "choose --batch so that all ranks together use as many samples per step as before");
+    else if (strcmp(name, "ranks") == 0) /* without --sync-batch-norm */
+        snprintf(words, size, "start as many ranks as before (%s): each normalises over its own samples",
+                 was ? text : "1");
     else if (strncmp(name, "init", 4) == 0 && was)
         snprintf(words, size, "give the --%s with which the training run started", name);
     else if (!was)

@@ -622,7 +622,14 @@ static bool train_applies(const void *parameters, const struct variant *variant,
     if (variant && strcmp(option, "resident-device-bytes") == 0 && strcmp(variant->platform, "cuda") != 0)
         return false;
     return !lacking(parameters, option) &&
-           (given->several_ranks || given->parallel == PARALLEL_PIPELINE || !is_one_of(option, of_ranks));
+           (given->ranks > 1 || given->parallel == PARALLEL_PIPELINE || !is_one_of(option, of_ranks));
+}
+
+/* Returns whether the statistics of LAYER_BATCH_NORM depend on how the ranks divide the samples. */
+static bool normalises_by_rank(const struct train_parameters *parameters)
+{
+    return parameters->ranks > 1 && !parameters->sync_batch_norm &&
+           model_has_batch_norm(&model_tables[parameters->model]);
 }
 
 /* Returns true if the option cannot change the network's parameters at the end of an epoch, except by
@@ -648,6 +655,8 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         return parameters->color.grayscale <= 0;
     if (strcmp(option, "blur") == 0)
         return parameters->color.blur <= 0;
+    if (strcmp(option, "balance") == 0)
+        return !normalises_by_rank(parameters);
     if (strcmp(option, "sync-batch-norm") == 0)
         return !parameters->sync_batch_norm;
     if (strcmp(option, "zero-init-last-gamma") == 0)
@@ -670,21 +679,25 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         "data",        "image",        "label",       "tensor",         "labels",
         "test-labels", "test-data",    "prefetch",    "resident-bytes", "resident-device-bytes",
         "formula",     "preset",       "preset-file", "class",          "train-size",
-        "test-size",   "res",          "lr-scale",    "balance",        "parallel",
+        "test-size",   "res",          "lr-scale",    "memory-limit",   "parallel",
         "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
         NULL};
-    if (is_one_of(option, others) || strcmp(option, "memory-limit") == 0)
+    if (is_one_of(option, others))
         return true;
     return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
 }
 
 /* Sets opened->identity to the options that can change the parameters, and to hashes of the initial
  * parameters and of the data. Training can resume only from a checkpoint with the same identity. The batch is
- * the global batch that is used, so training can resume on another number of ranks. */
+ * the global batch that is used, so training can resume on another number of ranks, unless each rank
+ * normalises over its own samples. */
 static enum status identify(const struct train_parameters *all, struct opened *opened)
 {
+    static const struct option_spec ranks = {"ranks", "N", OPTION_COUNT, .offset = AT(ranks)};
     struct option_values *identity = &opened->identity;
     option_values_free(identity);
+    if (normalises_by_rank(all))
+        TRY(option_values_add(identity, &ranks, all));
     for (size_t i = 0; i < COUNT_OF(options); i++)
         if (options[i].column && !decides_nothing(all, options[i].name) && !lacking(all, options[i].name))
             TRY(option_values_add(identity, &options[i], all));
@@ -1376,6 +1389,12 @@ static enum status check_batch_norm(const struct opened *opened)
             ": %s normalises over the samples of a batch, which parts of a batch would change; "
             "lower --batch instead",
             train->model->name);
+    if (opened->job.pipeline.stages)
+        return status_option(
+            STATUS_USAGE, "parallel",
+            " pipeline: %s normalises over the samples of a batch, which micro-batches would change; "
+            "use --parallel data",
+            train->model->name);
     if (train->sync_batch_norm && train->ranks > 1 && exchange_changes(opened->job.sync))
         return status_value(STATUS_USAGE, "sync", exchange_names[opened->job.sync],
                             ": it rounds or updates what it adds up, but --sync-batch-norm needs exact sums; "
@@ -1538,6 +1557,7 @@ static void fill_job(const struct train_parameters *parameters, const struct par
     job->shows_memory = parameters->memory;
     job->tries = false;
     job->sync = parameters->sync;
+    job->pipeline = (struct pipeline_plan){0};
     if (parameters->parallel == PARALLEL_PIPELINE)
         job->pipeline = (struct pipeline_plan){.schedule = (enum pipe_schedule)parameters->pipe_schedule,
                                                .stages = (uint32_t)stages_of(parameters, partition),
@@ -1581,6 +1601,8 @@ static void fill_shares(struct opened *opened)
 {
     struct train_job *job = &opened->job;
     bool any = job->balance == BALANCE_MEASURED || job->balance == BALANCE_MEMORY;
+    job->weights = NULL; /* an earlier plan may have set them */
+    job->shares = NULL;
     if (job->train.ranks <= 1 || job->pipeline.stages)
         return;
     job->weights = opened->weights;
@@ -1620,9 +1642,10 @@ static struct train_parameters of_all_ranks(const struct train_parameters *param
 enum status train_replan(const struct options *given, const struct train_parameters *parameters,
                          const struct partition *partition, struct opened *opened)
 {
-    struct train_parameters all = of_all_ranks(parameters, partition);
+    struct train_parameters all = of_all_ranks(parameters, partition), undecided = *parameters;
     all.job.batch = opened->job.train.batch;
-    TRY(check_given(given, parameters));
+    undecided.chooses = true; /* options of a pipeline do not exclude the other ways */
+    TRY(check_given(given, &undecided));
     TRY(check_pipeline(&all, partition));
     TRY(check_multi_hot(&all, &opened->data));
     TRY(check_plan(&all));
@@ -1762,7 +1785,7 @@ static enum status read_parameters(const struct options *given, const struct par
     /* --dry-run needs the samples themselves only to compare them with a checkpoint, or to write files. */
     parameters->job.describe = options_flag(given, "dry-run") && !parameters->resume &&
                                !parameters->step_path && !parameters->data_path && !parameters->save_batch;
-    parameters->several_ranks = partition->ranks > 1;
+    parameters->ranks = partition->ranks;
     parameters->replicated = partition->ranks > stages_of(parameters, partition);
     parameters->chooses = parameters->parallel == PARALLEL_AUTO;
     if (parameters->chooses) /* until parallel_auto.c has chosen */

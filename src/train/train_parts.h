@@ -11,7 +11,8 @@
 struct train_parameters {
     struct job_parameters job; /* must be the first member */
     int model, optimizer, schedule, sync, lr_scale, parallel, pipe_schedule;
-    bool several_ranks, largest; /* largest: --batch max */
+    uint64_t ranks;          /* set when the options are read */
+    bool largest;            /* --batch max */
     bool reduced_batch;      /* --batch of all ranks is larger than the training set, so job.batch is less */
     uint64_t stages, micros; /* --stages is 0 if not given */
     uint64_t epochs, seed, lr_cycles, shift, keep, verify_steps;

@@ -141,11 +141,47 @@ static uint64_t free_bytes(const struct engine *engine, const struct resources *
     return device_describe(resources->device, &info) == STATUS_OK ? info.memory_free_bytes : 0;
 }
 
+/* Sets `*used_bytes` to the memory in use: on a device by all processes, on a CPU by this process. Sets
+ * `*room_bytes` to the most that can be in use. */
+static enum status memory_used(const struct trainer *trainer, int device, uint64_t *used_bytes,
+                               uint64_t *room_bytes)
+{
+    struct device_info info;
+    uint64_t resident_kib = 0;
+    if (on_device(trainer->engine)) {
+        TRY(device_describe(device, &info));
+        *used_bytes = info.memory_bytes - info.memory_free_bytes;
+        *room_bytes = info.memory_bytes;
+        return STATUS_OK;
+    }
+#ifdef __GLIBC__
+    (void)malloc_trim(0); /* memory that was freed does not count */
+#endif
+    if (!system_number("/proc/self/status", "VmRSS", &resident_kib))
+        return status_set(STATUS_UNAVAILABLE, "--memory: /proc/self/status does not say how much memory this "
+                                              "process uses");
+    *used_bytes = resident_kib * 1024;
+    *room_bytes = *used_bytes + memory_available_bytes();
+    return STATUS_OK;
+}
+
+/* Sets `*bytes` to the memory in use without the engine: enum memory_part, MEMORY_CONTEXT. */
+static enum status memory_context(const struct trainer *trainer, int device, uint64_t *bytes)
+{
+    static uint64_t rest_bytes; /* of this process before its first plan; later, freed memory may remain */
+    uint64_t unused;
+    TRY(memory_used(trainer, device, bytes, &unused));
+    if (!on_device(trainer->engine))
+        *bytes = rest_bytes = rest_bytes ? rest_bytes : *bytes;
+    return STATUS_OK;
+}
+
 /* Makes this rank a stage of a pipeline: it computes its layers for all samples of a step. Collective. */
 static enum status join_pipeline(struct trainer *trainer, const struct resources *resources)
 {
-    const uint64_t *limits = trainer->train.memory_limit_bytes;
+    const uint64_t *limits = trainer->train.memory_limit_bytes, limit = limits ? limits[comm_rank()] : 0;
     const struct model *mixed;
+    uint64_t context = 0;
     TRY(find_mixture(trainer, &mixed));
     if (mixed)
         return status_set(
@@ -153,7 +189,10 @@ static enum status join_pipeline(struct trainer *trainer, const struct resources
             "--rank-device: CPUs and GPUs cannot be stages of one pipeline; use --parallel data");
     trainer->pipeline = trainer->job->pipeline;
     trainer->pipeline.engine = trainer->engine;
-    trainer->pipeline.limit_bytes = limits ? limits[comm_rank()]
+    if (limit)
+        TRY(memory_context(trainer, resources->device, &context));
+    trainer->pipeline.limit_bytes = limit > context ? limit - context
+                                    : limit         ? 1 /* nothing fits */
                                     : trainer->job->balance == BALANCE_MEMORY
                                         ? free_bytes(trainer->engine, resources)
                                         : 0;
@@ -597,30 +636,6 @@ static enum status trainer_take_decoding(struct trainer *trainer)
 
 /* ---- --memory, --memory-limit, and plans for --batch max and --parallel auto ---- */
 
-/* Sets `*used_bytes` to the memory in use: on a device by all processes, on a CPU by this process. Sets
- * `*room_bytes` to the most that can be in use. */
-static enum status memory_used(const struct trainer *trainer, int device, uint64_t *used_bytes,
-                               uint64_t *room_bytes)
-{
-    struct device_info info;
-    uint64_t resident_kib = 0;
-    if (on_device(trainer->engine)) {
-        TRY(device_describe(device, &info));
-        *used_bytes = info.memory_bytes - info.memory_free_bytes;
-        *room_bytes = info.memory_bytes;
-        return STATUS_OK;
-    }
-#ifdef __GLIBC__
-    (void)malloc_trim(0); /* memory that was freed does not count */
-#endif
-    if (!system_number("/proc/self/status", "VmRSS", &resident_kib))
-        return status_set(STATUS_UNAVAILABLE, "--memory: /proc/self/status does not say how much memory this "
-                                              "process uses");
-    *used_bytes = resident_kib * 1024;
-    *room_bytes = *used_bytes + memory_available_bytes();
-    return STATUS_OK;
-}
-
 #define RESERVE 64 /* 1/64 of a limit: the context may grow between a trial and the run */
 
 /* Returns the limit of this rank; 0: none. */
@@ -644,7 +659,8 @@ static enum status rehearse(const struct trainer *trainer, const struct resource
     const uint32_t repeats = train.augment.repeats ? train.augment.repeats : 1,
                    few = REHEARSED * train_parts(&train) * repeats;
     void *state = NULL;
-    if (rehearsed || !on_device(trainer->engine) || train.ranks > 1 || train.pipeline || train.data->mixture)
+    if (rehearsed || !on_device(trainer->engine) || train.ranks > 1 || train.pipeline ||
+        train.data->mixture || train.data->given)
         return STATUS_OK;
     rehearsed = true;
     train.batch = few < train.batch ? few : train.batch;
@@ -669,10 +685,8 @@ static enum status rehearse(const struct trainer *trainer, const struct resource
 static enum status plan_memory(const struct trainer *trainer, const struct train *of,
                                const struct resources *resources, struct memory_account *planned)
 {
-    static uint64_t rest_bytes; /* of this process before its first plan; later, freed memory may remain */
     struct train_decoding decoding = trainer->decoding;
     struct train train = *of;
-    uint64_t unused, context_bytes = 0;
     void *state = NULL;
     *planned = (struct memory_account){.plans = true};
     train.memory = planned;
@@ -682,11 +696,7 @@ static enum status plan_memory(const struct trainer *trainer, const struct train
     if (state)
         trainer->engine->close(state);
     TRY(status);
-    TRY(memory_used(trainer, resources->device, &context_bytes, &unused));
-    if (!on_device(trainer->engine))
-        context_bytes = rest_bytes = rest_bytes ? rest_bytes : context_bytes;
-    planned->bytes[MEMORY_CONTEXT] = context_bytes;
-    return STATUS_OK;
+    return memory_context(trainer, resources->device, &planned->bytes[MEMORY_CONTEXT]);
 }
 
 /* Returns STATUS_TOO_LARGE with what would fit, because the planned memory exceeds the limit. */
@@ -1282,8 +1292,7 @@ enum status trainer_evaluate(void *state, struct judgement *judged)
 enum status trainer_evaluate_given(void *state, const struct data_set *batch, float *logits,
                                    struct judgement *judged)
 {
-    struct trainer *trainer = state;
-    TRY(collect(trainer));
+    const struct trainer *trainer = state;
     TRY(trainer->engine->evaluate(trainer->state, DATA_TEST, 0, batch->count, logits));
     return logits_judge(logits, batch, trainer->train.model->classes, judged);
 }
