@@ -244,7 +244,8 @@ static enum status connect_to(const struct addrinfo *found, const char *address,
                                : "start rank 0, with the same address and port");
 }
 
-/* Sends small messages at once, and notices a machine that no longer answers. */
+/* Sends small messages at once, and notices a machine that no longer answers. TCP_USER_TIMEOUT would also end
+ * the connection to a rank that is busy for so long and reads nothing. */
 static void tune(int socket)
 {
     static const struct {
@@ -253,8 +254,7 @@ static void tune(int socket)
                     {SOL_SOCKET, SO_KEEPALIVE, 1},
                     {IPPROTO_TCP, TCP_KEEPIDLE, SILENT_S / 2},
                     {IPPROTO_TCP, TCP_KEEPINTVL, SILENT_S / 12},
-                    {IPPROTO_TCP, TCP_KEEPCNT, 6},
-                    {IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * SILENT_S}};
+                    {IPPROTO_TCP, TCP_KEEPCNT, 6}};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         (void)setsockopt(socket, settings[i].level, settings[i].name, &settings[i].value, sizeof(int));
 }
