@@ -275,7 +275,7 @@ def test_errors_name_the_argument() -> None:
         ({"momentum": 0.5}, "momentum needs optimizer"),
         ({"model": "vit-tiny", "variant": "train-vit"}, "not built|CUDA"),
         ({"batch": "max"}, "batch"),
-        ({"parallel": "auto"}, "parallel auto: it needs measurements"),
+        ({"parallel": "auto"}, "parallel auto needs measurements"),
         ({"memory": True}, "memory: only the program prints"),
         ({"init": "/no/such--file-x"}, "init /no/such--file-x: "),
     ):
