@@ -168,9 +168,14 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         given->shape = (struct shape){facts.shape[0], facts.shape[1], facts.shape[2], facts.shape[3]};
         given->type = (enum dtype)facts.type;
         given->samples = facts.samples;
-        given->classes = facts.classes && config->classes <= facts.classes ? facts.classes : config->classes;
+        given->classes = config->classes ? config->classes : facts.classes;
         given->multi_hot = facts.multi_hot;
         given->mixed = facts.mixed;
+        if (config->classes && config->classes < facts.classes)
+            return status_set(STATUS_USAGE,
+                              "classes: the stream has %" PRIu32 " classes, more than %" PRIu32
+                              "; leave classes out, or raise it",
+                              facts.classes, config->classes);
         if (facts.rank != self->partition.rank || facts.ranks != self->partition.ranks)
             return status_set(STATUS_USAGE,
                               "stream: it is of rank %" PRIu32 " of %" PRIu32
@@ -208,10 +213,35 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
     snprintf(batch, sizeof batch, "%" PRIu32, facts.batch);
     if (facts.samples && has_option(config, "batch"))
         return status_set(STATUS_USAGE, "batch: the stream decides it: %s samples; leave it out", batch);
+    if (facts.samples && has_option(config, "drop_last"))
+        return status_set(STATUS_USAGE, "drop_last: the stream decides it; leave it out");
     return facts.samples ? add_option(self, "batch", batch) : STATUS_OK;
 }
 
 /* ---- Opening ---- */
+
+/* Refuses abbreviations: an option of the program that a trainer does not have, such as "out", must not be
+ * read as the beginning of another one. */
+static enum status refuse_abbreviation(void *context, const char *name)
+{
+    (void)context;
+    for (size_t i = 0; *name && i < workload_train.option_count; i++)
+        if (strncmp(workload_train.options[i].name, name, strlen(name)) == 0)
+            return status_set(STATUS_USAGE, "unknown option '--%s'; did you mean '--%s'?", name,
+                              workload_train.options[i].name);
+    return STATUS_OK;
+}
+
+/* Checks that all ranks were opened alike. */
+static enum status check_alike(const struct fdsl_trainer_config *config, const struct fdsl_trainer *self)
+{
+    const uint64_t numbers[] = {config->samples, config->classes, config->multi_hot, config->mixed};
+    const char *name = config->variant ? config->variant : "auto";
+    uint64_t hash = options_hash(&self->options, NULL);
+    hash = fnv_add(hash, name, strlen(name));
+    return comm_check_same(fnv_add(hash, numbers, sizeof numbers), "options",
+                           "open the trainers of all ranks with the same options and fields");
+}
 
 static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_trainer *self)
 {
@@ -225,11 +255,14 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
     self->options =
         (struct options){.tables = {{workload_train.options, workload_train.option_count, &self->parameters}},
                          .table_count = 1,
+                         .explain = refuse_abbreviation,
                          .help = "docs/train.md"};
     self->options.defaults = workload_train.defaults(self->argc, self->argv);
     TRY(options_parse(&self->options, self->argc, self->argv));
     if (self->parameters.job.batch == OPTION_MAX)
         return status_set(STATUS_USAGE, "--batch max: the program finds the largest batch; give a number");
+    if (self->parameters.memory)
+        return status_set(STATUS_USAGE, "--memory: only the program prints the table; drop it");
     if (self->hands_over) {
         self->parameters.job.given = &self->given;
         self->parameters.job.data = "batches";
@@ -323,6 +356,7 @@ static enum status open_all(const struct fdsl_trainer_config *config, struct fds
         self->entry = NULL;
     }
     TRY(comm_agree(status));
+    TRY(check_alike(config, self));
     TRY(lib_on_threads(self->resources.threads, open_trainer, self));
     TRY(comm_agree(choose(name, self)));
     self->device = strcmp(self->entry->variant->platform, "cuda") == 0 ? config->device : FDSL_CPU;

@@ -1087,7 +1087,7 @@ enum status naive_find_bad_layer(const struct train *train, const struct train_s
     struct train alone = *train;
     struct draw_order order = train_order(train, epoch);
     void *state = NULL;
-    alone.memory = NULL; /* the memory of the engine of the run does not include this one */
+    alone.memory = NULL;   /* the memory of the engine of the run does not include this one */
     alone.exchange = NULL; /* other ranks do not take part */
     enum status status = naive_open(&alone, &one, &state);
     struct naive *naive = state;

@@ -116,7 +116,8 @@ static void refuse(const struct parallel_plan *plans, uint32_t count, const uint
         text_append(why, size, "%" PRIu32 " GPUs (data parallel, --scaling strong), ", by_data);
     else if (by_stages > gpus_of(&least->way))
         text_append(why, size, "about %" PRIu32 " GPUs (pipeline), ", by_stages);
-    text_append(why, size, "or %.3f GB per GPU", GB * (double)least->needed_bytes[worst]);
+    const bool alone = fits < 1 && by_data <= gpus_of(&least->way) && by_stages <= gpus_of(&least->way);
+    text_append(why, size, "%s%.3f GB per GPU", alone ? "" : "or ", GB * (double)least->needed_bytes[worst]);
 }
 
 /* Writes why `chosen` was chosen, and why not the others. */
