@@ -347,7 +347,7 @@ def _set_transforms(c: StreamConfigStruct, transforms: Any) -> None:
             _set_fit(c, transform)
         elif kind is RandAugment:
             c.rand_augment_ops = integer("transforms: num_ops", transform.num_ops, 1, 16)
-            if isinstance(transform.magnitude, str):
+            if isinstance(transform.magnitude, str) and transform.magnitude.startswith(("rand", "pdp2026")):
                 c.rand_augment_policy = transform.magnitude.encode()
             else:
                 c.rand_augment = number("transforms: magnitude", transform.magnitude, 0, 30)
