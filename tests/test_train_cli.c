@@ -34,6 +34,7 @@ Test(train_cli, contradictions_are_refused_before_the_data_are_opened)
         {"--lr-schedule cosine --lr-min 1 --lr 0.1", "--lr-min 1 is more than the learning rate 0.1"},
         {"--parallel pipeline --batch 4 --microbatches 5", "--microbatches 5 is more than the 4 samples"},
         {"--parallel pipeline --stages 2", "--stages 2: each rank holds one stage, and there are 1 ranks"},
+        {"--parallel pipeline --model resnet-micro", "resnet-micro normalises over the samples of a batch"},
         {"--parallel pipeline --model vit-tiny --schedule zb-h1",
          "--schedule zb-h1: the kernels of a transformer"},
     };

@@ -139,7 +139,9 @@ Test(train_memory, the_choice_follows_from_plans_times_and_room)
           {{2, 1, true}, {17000000000, 10000000000}, NAN, 0}},
          {16000000000, 16000000000},
          PARALLEL_NONE,
-         "a pipeline of 2 GPUs, recomputing comes closest: GPU 0 needs 17.000 GB"},
+         "a pipeline of 2 GPUs, recomputing comes closest: GPU 0 needs 17.000 GB of 16.000 GB; what would "
+         "fit: "
+         "17.000 GB per GPU"},
     };
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         struct parallel_plan plans[4];

@@ -177,7 +177,11 @@ class Trainer:
         self._meet(rank, world_size, address, port, nccl_id, mpi_comm)
         self._info, self._score = TrainerInfoStruct(ctypes.sizeof(TrainerInfoStruct)), TrainerScoreStruct(ctypes.sizeof(TrainerScoreStruct))
         self._loader: Optional[Loader] = None
-        self._own = False
+        self._own = self._closed = False
+        given = {"samples": samples, "shape": shape, "dtype": dtype, "multi_hot": multi_hot or None}
+        for name in (name for name, value in given.items() if value is not None):
+            if loader is not None or "data" in self._options or "mix" in self._options:
+                raise ValueError(f"{name}: it describes batches that are handed over; drop it, or the loader or the option data")
         if samples is not None:
             c.samples = integer("samples", samples, 1, (1 << 31) - 2)
         if loader is not None:
@@ -230,6 +234,8 @@ class Trainer:
             c.port = integer("port", port, 1, 65535)
 
     def _open(self) -> None:
+        if self._closed:
+            self._check_open()
         c = self._config
         words = [_text(name, text) for name, value in self._options.items() for text in (name, _option(value))]
         c.options = (ctypes.c_char_p * (len(words) + 1))(*words, None)
@@ -268,7 +274,11 @@ class Trainer:
         if os.getpid() != self._process:
             raise Error("trainer: it was opened before fork(); use it in the process that opened it")
         if not self._handle:
-            raise ValueError("trainer: it is closed, or has no samples yet; give it data, a loader, or batches with fit()")
+            raise ValueError(
+                "trainer: it is closed; open another one"
+                if self._closed
+                else "trainer: it has no samples yet; give it data, a loader, or batches with fit()"
+            )
         return self._handle
 
     def _describe(self) -> TrainerInfoStruct:
@@ -401,6 +411,8 @@ class Trainer:
         Raises ValueError after the last epoch.
         """
         if images is not None:
+            if labels is None:
+                raise ValueError("labels: a batch needs them; give images and labels")
             if not self._handle and not self._own:
                 self._declare_from(images, labels, None)
             self._check_open()
@@ -451,6 +463,10 @@ class Trainer:
 
     def _fit_batches(self, loader: Any, epochs: Optional[int]) -> None:
         dataset = getattr(loader, "dataset", None)
+        if not hasattr(loader, "__len__"):
+            raise TypeError(f"loader: a {type(loader).__name__} has no len(); give a list of batches or a DataLoader")
+        if len(loader) == 0:
+            raise ValueError("loader: it has no batch")
         if not self._handle:
             if not hasattr(loader, "__len__"):
                 raise TypeError(f"loader: {type(loader).__name__} has no len(), the number of its batches")
@@ -507,12 +523,13 @@ class Trainer:
     # ---- Files and parameters ----
 
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint of the current step into a folder, as the program does."""
+        """Writes a checkpoint of the current step into a folder, as the program does. Refuses a folder with one of a later step."""
         check(lib.fdsl_trainer_save(self._check_open(), _path("folder", folder)))
         _warn()
 
     def load(self, folder: Path) -> None:
-        """Continues from the latest checkpoint in a folder, bit for bit, also from one of the program with the same options."""
+        """Continues from the latest checkpoint in a folder, bit for bit, also from one of the program with the same options.
+        Give the same loader: its samples are not compared."""
         check(lib.fdsl_trainer_load(self._check_open(), _path("folder", folder)))
         _warn()
 
@@ -568,7 +585,7 @@ class Trainer:
 
     def close(self) -> None:
         """Waits for the steps, and frees the trainer."""
-        handle, self._handle = self._handle, 0
+        handle, self._handle, self._closed = self._handle, 0, True
         if handle:
             lib.fdsl_trainer_close(handle)
 

@@ -188,7 +188,13 @@ def test_a_loader_gives_its_batches(tmp_path: pathlib.Path) -> None:
 
 
 RANK = """
-import sys, fdsl
+import os, fdsl
+try:
+    fdsl.Trainer(variant="train-omp", num_threads=1, epochs=2 + int(os.environ["RANK"]), **{own})
+except ValueError as error:
+    assert "rank 1: its options differ from those of rank 0" in str(error), error
+else:
+    raise AssertionError("ranks with different options were accepted")
 with fdsl.Trainer(variant="train-omp", num_threads=1, epochs=2, **{own}) as trainer:
     trainer.fit()
     state = trainer.state_dict()
@@ -255,9 +261,16 @@ def test_ranks_that_do_not_fit_together_are_refused() -> None:
         assert "rank 1 sent 18446744073709551615 bytes" in first.communicate(timeout=60)[1]
 
 
-def test_parameters_can_be_replaced() -> None:
+def test_parameters_can_be_replaced(tmp_path: pathlib.Path) -> None:
     with fdsl.Trainer(**SMALL) as trainer:
         start = trainer.state_dict()
+        trainer.save(tmp_path / "begin")
+        trainer.step()
+        trainer.save(tmp_path / "step")
+        trainer.save(tmp_path / "step")
+        trainer.load(tmp_path / "begin")
+        with pytest.raises(ValueError, match="step holds a checkpoint of a later step"):  # load() would take that one
+            trainer.save(tmp_path / "step")
         trainer.step()
         with pytest.raises(ValueError, match="between two epochs"):
             trainer.load_state_dict(start)
@@ -278,6 +291,8 @@ def test_errors_name_the_argument() -> None:
         ({"parallel": "auto"}, "parallel auto needs measurements"),
         ({"memory": True}, "memory: only the program prints"),
         ({"init": "/no/such--file-x"}, "init /no/such--file-x: "),
+        ({"out": 14}, "unknown option 'out'; did you mean 'out_res'"),
+        ({"shape": (1, 2, 2)}, "shape: it describes batches that are handed over"),
     ):
         with pytest.raises((ValueError, fdsl.Unavailable), match=words):
             fdsl.Trainer(**{**SMALL, **changes})
@@ -297,6 +312,20 @@ def test_errors_name_the_argument() -> None:
         assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(ValueError, match="closed"):
         trainer.step()
+    with fdsl.Loader(fdsl.Images(classes=3, res=32, out_res=12, count=8), 8, num_threads=1) as loader:
+        for field in {"classes": 2}, {"drop_last": True}, {"batch": 8}, {"samples": 8}, {"multi_hot": True}:
+            with pytest.raises(ValueError, match=f"^{next(iter(field))}: "):
+                fdsl.Trainer(loader, variant="train-naive", model="logreg", **field)
+    trainer = fdsl.Trainer(variant="train-naive", model="logreg", classes=3, samples=16)
+    with pytest.raises(ValueError, match="labels: a batch needs them"):
+        trainer.step(batches(16)[0][0])
+    with pytest.raises(TypeError, match="a generator has no len"):
+        trainer.fit(batch for batch in batches(16))
+    with pytest.raises(ValueError, match="loader: it has no batch"):
+        trainer.fit([])
+    trainer.close()
+    with pytest.raises(ValueError, match="it is closed; open another one"):  # not opened again with other parameters
+        trainer.step(*batches(16)[0])
     options: dict[str, Any] = {"variant": "train-naive", "model": "logreg", "classes": 3, "samples": 40, "shape": (1, 5, 7), "epochs": 1,
                                "batch": 16}  # fmt: skip
     with pytest.raises(ValueError, match="train_size needs samples that the trainer opens itself"):

@@ -1121,9 +1121,10 @@ FDSL_API enum fdsl_status fdsl_trainer_evaluate_batch(struct fdsl_trainer *train
                                                       void *cuda_stream, float *logits,
                                                       struct fdsl_trainer_score *score);
 
-/* fdsl_trainer_save() writes a checkpoint of the current step into a folder. fdsl_trainer_load() continues
- * from the latest checkpoint of a folder, bit for bit; FDSL_INVALID if it is of other options or samples. The
- * program reads and writes the same checkpoints. */
+/* fdsl_trainer_save() writes a checkpoint of the current step into a folder; FDSL_INVALID if the folder holds
+ * one of a later step. fdsl_trainer_load() continues from the latest checkpoint of a folder, bit for bit;
+ * FDSL_INVALID if it is of other options or samples. The contents of a stream are not compared. The program
+ * reads and writes the same checkpoints. */
 FDSL_API enum fdsl_status fdsl_trainer_save(struct fdsl_trainer *trainer, const char *folder);
 FDSL_API enum fdsl_status fdsl_trainer_load(struct fdsl_trainer *trainer, const char *folder);
 

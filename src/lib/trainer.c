@@ -169,10 +169,15 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
         given->shape = (struct shape){facts.shape[0], facts.shape[1], facts.shape[2], facts.shape[3]};
         given->type = (enum dtype)facts.type;
         given->samples = facts.samples;
-        given->classes = facts.classes && config->classes <= facts.classes ? facts.classes : config->classes;
+        given->classes = config->classes ? config->classes : facts.classes;
         given->multi_hot = facts.multi_hot;
         given->mixed = facts.mixed;
         given->identity = facts.identity;
+        if (config->classes && config->classes < facts.classes)
+            return status_set(STATUS_USAGE,
+                              "classes: the stream has %" PRIu32 " classes, more than %" PRIu32
+                              "; leave classes out, or raise it",
+                              facts.classes, config->classes);
         if (facts.rank != self->partition.rank || facts.ranks != self->partition.ranks)
             return status_set(STATUS_USAGE,
                               "stream: it is of rank %" PRIu32 " of %" PRIu32
@@ -211,10 +216,24 @@ static enum status read_given(const struct fdsl_trainer_config *config, struct f
     snprintf(batch, sizeof batch, "%" PRIu32, facts.batch);
     if (facts.samples && has_option(config, "batch"))
         return status_set(STATUS_USAGE, "batch: the stream decides it: %s samples; leave it out", batch);
+    if (facts.samples && has_option(config, "drop_last"))
+        return status_set(STATUS_USAGE, "drop_last: the stream decides it; leave it out");
     return facts.samples ? add_option(self, "batch", batch) : STATUS_OK;
 }
 
 /* ---- Opening ---- */
+
+/* Refuses abbreviations: an option of the program that a trainer does not have, such as "out", must not be
+ * read as the beginning of another one. */
+static enum status refuse_abbreviation(void *context, const char *name)
+{
+    (void)context;
+    for (size_t i = 0; *name && i < workload_train.option_count; i++)
+        if (strncmp(workload_train.options[i].name, name, strlen(name)) == 0)
+            return status_set(STATUS_USAGE, "unknown option '--%s'; did you mean '--%s'?", name,
+                              workload_train.options[i].name);
+    return STATUS_OK;
+}
 
 static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_trainer *self)
 {
@@ -228,6 +247,7 @@ static enum status parse(const struct fdsl_trainer_config *config, struct fdsl_t
     self->options =
         (struct options){.tables = {{workload_train.options, workload_train.option_count, &self->parameters}},
                          .table_count = 1,
+                         .explain = refuse_abbreviation,
                          .help = "docs/train.md"};
     self->options.defaults = workload_train.defaults(self->argc, self->argv);
     TRY(options_parse(&self->options, self->argc, self->argv));

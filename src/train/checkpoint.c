@@ -217,6 +217,19 @@ enum status checkpoint_exists(const char *folder, bool *exists)
     return STATUS_OK;
 }
 
+enum status checkpoint_refuse_later(const char *folder, uint32_t epochs, uint32_t steps)
+{
+    int64_t latest;
+    TRY(latest_before(folder, INT64_MAX, &latest));
+    return latest <= point_of(epochs, steps)
+               ? STATUS_OK
+               : status_set(
+                     STATUS_USAGE,
+                     "%s holds a checkpoint of a later step, which would be loaded in place of this one; "
+                     "name another folder, or remove it",
+                     folder);
+}
+
 /* Returns whether a file has the name of a checkpoint. Such a file is damaged if it is no checkpoint; any
  * other file may have been named by mistake. */
 static bool has_ending(const char *path)

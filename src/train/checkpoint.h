@@ -71,6 +71,10 @@ void checkpoint_unlock(int lock);
 /* Sets `*exists` to whether the folder holds any checkpoint. A folder that does not exist holds none. */
 enum status checkpoint_exists(const char *folder, bool *exists);
 
+/* STATUS_USAGE if the folder holds a checkpoint of a later step than `steps` steps after `epochs` epochs: it
+ * would be taken in place of one that is written now. */
+enum status checkpoint_refuse_later(const char *folder, uint32_t epochs, uint32_t steps);
+
 /* Writes FOLDER/epoch-000012.ckpt for 12 completed epochs, or FOLDER/epoch-000012.step-0000000300.ckpt for
  * 300 more steps. Then removes older checkpoints until `keep` >= 1 remain, including this one. If writing
  * fails, the older checkpoints remain. STATUS_FAILED, before anything is written, if a part other than the

@@ -962,6 +962,11 @@ static enum status check_pipeline(const struct train_parameters *all, const stru
                              ": each rank holds one stage, and there are %" PRIu64
                              " ranks; start a multiple of the number of stages, or drop --stages",
                              partition->ranks);
+    if (model_has_batch_norm(&model_tables[all->model]))
+        return status_value(STATUS_USAGE, "parallel", "pipeline",
+                            ": %s normalises over the samples of a batch, which micro-batches would change; "
+                            "use --parallel data",
+                            model_tables[all->model].name);
     const uint64_t samples = all->job.batch / (partition->ranks / stages);
     if (all->micros > samples)
         return status_number(STATUS_USAGE, "microbatches", (double)all->micros,

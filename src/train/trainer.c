@@ -1251,6 +1251,9 @@ enum status trainer_save(void *state, const char *folder)
     TRY(settle(trainer, &within));
     if (comm_rank() == 0)
         status = checkpoint_check_folder(folder, true);
+    if (comm_rank() == 0 && status == STATUS_OK)
+        status =
+            checkpoint_refuse_later(folder, trainer->now.history.epochs, within ? trainer->done.steps : 0);
     TRY(comm_agree(status));
     if (within)
         return comm_agree(keep_within(trainer, folder));
