@@ -1394,12 +1394,6 @@ static enum status check_batch_norm(const struct opened *opened)
             ": %s normalises over the samples of a batch, which parts of a batch would change; "
             "lower --batch instead",
             train->model->name);
-    if (opened->job.pipeline.stages)
-        return status_option(
-            STATUS_USAGE, "parallel",
-            " pipeline: %s normalises over the samples of a batch, which micro-batches would change; "
-            "use --parallel data",
-            train->model->name);
     if (train->sync_batch_norm && train->ranks > 1 && exchange_changes(opened->job.sync))
         return status_value(STATUS_USAGE, "sync", exchange_names[opened->job.sync],
                             ": it rounds or updates what it adds up, but --sync-batch-norm needs exact sums; "
