@@ -218,16 +218,16 @@ Test(mpi_train, the_choice_of_parallelism_respects_the_limit_of_each_rank)
     "--variant train-omp --model cnn --data digits --train-size 512 --test-size 9 --epochs 1 --threads 1 " \
     "--batch 256 --format csv "
     run_well(2, CHOSEN "--parallel auto --memory-limit 110M");
-    cr_expect_not_null(strstr(err, "--parallel auto: a pipeline of 2 GPUs ("), "%s", err);
-    cr_expect_not_null(strstr(err, "data parallel on 2 GPUs needs "), "%s", err);
+    cr_expect_not_null(strstr(err, "--parallel auto: a pipeline of 2 ranks ("), "%s", err);
+    cr_expect_not_null(strstr(err, "data parallel on 2 ranks needs "), "%s", err);
     cr_expect_str_eq(value(out, 3, "parallel"), "pipeline");
     run_well(2, "--variant train-omp --model lenet --train-size 64 --test-size 9 --epochs 1 --threads 1 "
                 "--batch 16 --format csv --parallel auto --microbatches 2");
-    cr_expect_not_null(strstr(err, "--parallel auto: data parallel on 2 GPUs ("), "%s", err);
+    cr_expect_not_null(strstr(err, "--parallel auto: data parallel on 2 ranks ("), "%s", err);
     cr_expect_str_eq(value(out, 3, "exchange"), "mpi");
     cr_expect_str_eq(value(out, 3, "bubble"), "");
     run(2, CHOSEN "--parallel auto --memory-limit 30M");
-    cr_expect(status == 2 && strstr(err, "--parallel auto: nothing fits; data parallel on 2 GPUs comes"),
+    cr_expect(status == 2 && strstr(err, "--parallel auto: nothing fits; data parallel on 2 ranks comes"),
               "%d: %s", status, err);
     run(2, CHOSEN "--memory-limit 1G,110M");
     cr_expect(status == 2 && strstr(err, "rank 1: --memory-limit: this run needs "), "%d: %s", status, err);

@@ -92,51 +92,53 @@ Test(train_memory, the_choice_follows_from_plans_times_and_room)
         const char *says;
     } cases[] = {
         {"all fit: the fastest",
-         {{{1, 2, false}, {10, 10}, 2, 0}, {{2, 1, false}, {6, 6}, 1, 0}, {{2, 1, true}, {4, 4}, 1.5, 0}},
+         {{{1, 2, false, false}, {10, 10}, 2, 0},
+          {{2, 1, false, false}, {6, 6}, 1, 0},
+          {{2, 1, true, false}, {4, 4}, 1.5, 0}},
          {20, 20},
          1,
          "a pipeline of 2 GPUs (1000.000 ms per step); data parallel on 2 GPUs takes 2000.000 ms"},
         {"all fit: the simplest of nearly equal ones",
-         {{{1, 2, false}, {10, 10}, 1.02, 0}, {{2, 1, false}, {6, 6}, 1, 0}},
+         {{{1, 2, false, false}, {10, 10}, 1.02, 0}, {{2, 1, false, false}, {6, 6}, 1, 0}},
          {20, 20},
          0,
          "data parallel on 2 GPUs"},
         {"one GPU fits only with recomputing",
-         {{{1, 1, false}, {17000000000, 0}, NAN, 0}, {{1, 1, true}, {9000000000, 0}, 0.3, 0}},
+         {{{1, 1, false, false}, {17000000000, 0}, NAN, 0}, {{1, 1, true, false}, {9000000000, 0}, 0.3, 0}},
          {16000000000, 0},
          1,
          "one GPU, recomputing (300.000 ms per step); one GPU needs 17.000 GB of 16.000 GB"},
-        {"exactly full fits", {{{1, 1, false}, {16, 0}, 1, 0}}, {16, 0}, 0, "one GPU"},
+        {"exactly full fits", {{{1, 1, false, false}, {16, 0}, 1, 0}}, {16, 0}, 0, "one GPU"},
         {"the smaller GPU decides",
-         {{{1, 2, false}, {10, 10}, 1, 0}, {{2, 1, false}, {14, 7}, 2, 0}},
+         {{{1, 2, false, false}, {10, 10}, 1, 0}, {{2, 1, false, false}, {14, 7}, 2, 0}},
          {16, 8},
          1,
          "a pipeline of 2 GPUs"},
         {"a plan that failed in its trial is out",
-         {{{1, 2, false}, {10, 10}, NAN, 0}, {{2, 1, false}, {6, 6}, 2, 0}},
+         {{{1, 2, false, false}, {10, 10}, NAN, 0}, {{2, 1, false, false}, {6, 6}, 2, 0}},
          {20, 20},
          1,
          "a pipeline"},
         {"nothing fits: fewer samples or more GPUs would",
-         {{{1, 1, false}, {24000000000, 0}, NAN, 0.1e9}},
+         {{{1, 1, false, false}, {24000000000, 0}, NAN, 0.1e9}},
          {16000000000, 0},
          PARALLEL_NONE,
          "GPU 0 needs 24.000 GB of 16.000 GB; what would fit: 48 samples per GPU instead of 128, 3 GPUs "
          "(data "
          "parallel, --scaling strong), or 24.000 GB per GPU"},
         {"nothing fits: not even one sample, so the network must be cut",
-         {{{1, 1, false}, {40000000000, 0}, NAN, 0.01e9}},
+         {{{1, 1, false, false}, {40000000000, 0}, NAN, 0.01e9}},
          {16000000000, 0},
          PARALLEL_NONE,
          "what would fit: about 3 GPUs (pipeline), or 40.000 GB per GPU"},
         {"nothing fits: no number of GPUs would",
-         {{{1, 1, false}, {25000000, 0}, NAN, 0}},
+         {{{1, 1, false, false}, {25000000, 0}, NAN, 0}},
          {0, 0},
          PARALLEL_NONE,
          "what would fit: 0.025 GB per GPU"},
         {"nothing fits: the closest is named",
-         {{{1, 2, false}, {30000000000, 30000000000}, NAN, 0},
-          {{2, 1, true}, {17000000000, 10000000000}, NAN, 0}},
+         {{{1, 2, false, false}, {30000000000, 30000000000}, NAN, 0},
+          {{2, 1, true, false}, {17000000000, 10000000000}, NAN, 0}},
          {16000000000, 16000000000},
          PARALLEL_NONE,
          "a pipeline of 2 GPUs, recomputing comes closest: GPU 0 needs 17.000 GB of 16.000 GB; what would "
@@ -206,17 +208,17 @@ Test(train_memory, a_limit_refuses_and_says_what_would_fit)
 Test(train_memory, auto_takes_what_fits_and_keeps_it)
 {
     EXPECT(0, TRAIN "--model logreg --parallel auto --checkpoint k --memory-limit 200M");
-    cr_expect_not_null(strstr(out, "--parallel auto: one GPU ("), "%s", out);
+    cr_expect_not_null(strstr(out, "--parallel auto: one rank ("), "%s", out);
     cr_expect(number(out, 1, "step_planned_s") > 0);
     EXPECT(0,
            "$P --variant train-naive --train-size 256 --test-size 20 --epochs 2 --format csv --model logreg "
            "--parallel auto --checkpoint k --memory-limit 200M --resume --export a");
-    cr_expect_not_null(strstr(out, "one GPU, as before the checkpoint"), "%s", out);
+    cr_expect_not_null(strstr(out, "one rank, as before the checkpoint"), "%s", out);
     EXPECT(0,
            "$P --variant train-naive --train-size 256 --test-size 20 --epochs 2 --format csv --model logreg "
            "--export b && cmp a b");
     EXPECT(2, TRAIN "--model cnn --batch 256 --parallel auto --memory-limit 30M");
-    cr_expect_not_null(strstr(out, "--parallel auto: nothing fits; one GPU comes closest"), "%s", out);
+    cr_expect_not_null(strstr(out, "--parallel auto: nothing fits; one rank comes closest"), "%s", out);
     EXPECT(2, TRAIN "--model logreg --batch max --parallel auto");
     cr_expect_not_null(strstr(out, "--parallel needs a known batch"), "%s", out);
 }

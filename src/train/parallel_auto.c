@@ -170,8 +170,10 @@ static enum status choose(struct choosing *choosing)
     const uint32_t count = parallel_ways((uint32_t)choosing->partition->ranks, ways);
     char why[1024];
     int chosen;
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
+        ways[i].on_cpu = strcmp(choosing->variant->platform, "cuda") != 0;
         TRY(add_way(choosing, &ways[i]));
+    }
     if (choosing->count == 0)
         return set_way(choosing, &ways[0]); /* says what excludes it */
     TRY(decide(choosing, &chosen, why, sizeof why));

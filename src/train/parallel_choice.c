@@ -14,27 +14,34 @@ static uint32_t gpus_of(const struct parallel_way *way)
     return way->stages * way->replicas;
 }
 
+/* Returns the name of what has a part of the step. */
+static const char *part_of(const struct parallel_way *way)
+{
+    return way->on_cpu ? "rank" : "GPU";
+}
+
 uint32_t parallel_ways(uint32_t gpus, struct parallel_way ways[PARALLEL_WAYS_MAX])
 {
     uint32_t count = 0;
     for (uint32_t stages = 1; stages <= gpus; stages++)
         for (int recomputes = 0; gpus % stages == 0 && recomputes < 2 && count < PARALLEL_WAYS_MAX;
              recomputes++)
-            ways[count++] = (struct parallel_way){stages, gpus / stages, recomputes > 0};
+            ways[count++] = (struct parallel_way){stages, gpus / stages, recomputes > 0, false};
     return count;
 }
 
 void parallel_name(const struct parallel_way *way, char name[PARALLEL_NAME])
 {
+    const char *part = part_of(way);
     if (gpus_of(way) == 1)
-        snprintf(name, PARALLEL_NAME, "one GPU");
+        snprintf(name, PARALLEL_NAME, "one %s", part);
     else if (way->stages == 1)
-        snprintf(name, PARALLEL_NAME, "data parallel on %" PRIu32 " GPUs", way->replicas);
+        snprintf(name, PARALLEL_NAME, "data parallel on %" PRIu32 " %ss", way->replicas, part);
     else if (way->replicas == 1)
-        snprintf(name, PARALLEL_NAME, "a pipeline of %" PRIu32 " GPUs", way->stages);
+        snprintf(name, PARALLEL_NAME, "a pipeline of %" PRIu32 " %ss", way->stages, part);
     else
-        snprintf(name, PARALLEL_NAME, "%" PRIu32 " pipelines of %" PRIu32 " GPUs", way->replicas,
-                 way->stages);
+        snprintf(name, PARALLEL_NAME, "%" PRIu32 " pipelines of %" PRIu32 " %ss", way->replicas, way->stages,
+                 part);
     if (way->recomputes)
         text_append(name, PARALLEL_NAME, ", recomputing");
 }
@@ -105,22 +112,23 @@ static void refuse(const struct parallel_plan *plans, uint32_t count, const uint
     const uint32_t worst = tightest(least, room_bytes);
     const uint32_t by_data = gpus_needed(least, room_bytes, context_bytes, false),
                    by_stages = gpus_needed(least, room_bytes, context_bytes, true);
+    const char *part = part_of(&least->way);
     parallel_name(&least->way, name);
     snprintf(why, size,
-             "nothing fits; %s comes closest: GPU %" PRIu32 " needs %.3f GB of %.3f GB; what would fit: ",
-             name, worst, GB * (double)least->needed_bytes[worst], GB * (double)room_bytes[worst]);
+             "nothing fits; %s comes closest: %s %" PRIu32 " needs %.3f GB of %.3f GB; what would fit: ",
+             name, part, worst, GB * (double)least->needed_bytes[worst], GB * (double)room_bytes[worst]);
     const double fits =
         least->sample_bytes > 0 ? (double)least->samples - ceil(missing / least->sample_bytes) : 0;
     const size_t before = strlen(why);
     if (fits >= 1)
-        text_append(why, size, "%.0f samples per GPU instead of %" PRIu64 ", ", fits, least->samples);
+        text_append(why, size, "%.0f samples per %s instead of %" PRIu64 ", ", fits, part, least->samples);
     const bool by_more = by_data > gpus_of(&least->way) || by_stages > gpus_of(&least->way);
     if (by_data > gpus_of(&least->way))
-        text_append(why, size, "%" PRIu32 " GPUs (data parallel, --scaling strong), ", by_data);
+        text_append(why, size, "%" PRIu32 " %ss (data parallel, --scaling strong), ", by_data, part);
     else if (by_more)
-        text_append(why, size, "about %" PRIu32 " GPUs (pipeline), ", by_stages);
-    text_append(why, size, "%s%.3f GB per GPU", strlen(why) > before ? "or " : "",
-                GB * (double)least->needed_bytes[worst]);
+        text_append(why, size, "about %" PRIu32 " %ss (pipeline), ", by_stages, part);
+    text_append(why, size, "%s%.3f GB per %s", strlen(why) > before ? "or " : "",
+                GB * (double)least->needed_bytes[worst], part);
 }
 
 /* Writes why `chosen` was chosen, and why not the others. */

@@ -12,6 +12,7 @@
 struct parallel_way {
     uint32_t stages, replicas;
     bool recomputes; /* --checkpoint-activations */
+    bool on_cpu;     /* the parts are ranks on CPUs, not GPUs: only for texts */
 };
 
 /* A way, and what is known about it. */
