@@ -242,6 +242,8 @@ def test_the_order_is_that_of_the_program() -> None:
 @pytest.mark.parametrize("pin_memory", [False, True])
 @pytest.mark.parametrize("kind", ["images", "shards", "folder"])
 def test_masks_instead_of_labels(kind: str, pin_memory: bool, masked: pathlib.Path) -> None:
+    if pin_memory and REAL and torch.version.cuda and not torch.cuda.is_available():
+        pytest.skip("PyTorch with CUDA cannot pin memory without a GPU")
     channels = {} if kind == "images" else {"channels": 1}
     loader = Loader(masked_set(masked, kind), 4, shuffle=False, pin_memory=pin_memory, **channels)
     with fdsl.Generator(**MASKED, batch=10) as g:
@@ -470,7 +472,7 @@ def test_data_sets_are_tensors_without_a_copy(name: str, digits: pathlib.Path) -
         raw = images.contiguous().view(torch.uint8) if REAL else images
         assert raw.numpy().tobytes() == content(array)
         assert labels.tolist() == numbers.tolist()
-    own = kept[0][0].numpy()
+    own = (kept[0][0].contiguous().view(torch.uint8) if REAL else kept[0][0]).numpy()  # NumPy has no bfloat16
     assert own.flags.writeable or not REAL  # the stand-in uses from_dlpack() of NumPy, which NumPy 1 makes read-only
     if own.flags.writeable:
         own[...] = 0

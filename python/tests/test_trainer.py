@@ -36,11 +36,17 @@ def run(folder: pathlib.Path, variant: str = "train-omp", ranks: int = 1, **opti
     done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=100)
     assert done.returncode == 0, done.stderr
     with fdsl.Trainer(variant="train-naive", init=path, **{**OWN, "epochs": 1}) as trainer:
-        return trainer.state_dict()
+        return arrays(trainer.state_dict())
+
+
+def arrays(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters as arrays of NumPy; with PyTorch they are tensors."""
+    return {name: numpy.asarray(values) for name, values in state.items()}
 
 
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
     """Returns whether two sets of parameters have the same bits."""
+    left, right = arrays(left), arrays(right)
     return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
 
 
@@ -139,7 +145,7 @@ def test_mixed_and_multi_hot_batches() -> None:
     with fdsl.Trainer(**options) as trainer:
         start = trainer.state_dict() if trainer._handle else None
         trainer.step(mixed.astype("f4"), targets)
-        ours = trainer.state_dict()
+        ours = arrays(trainer.state_dict())
         with pytest.raises(ValueError, match="soft targets"):
             trainer._batch(mixed.astype("f4"), targets[[1, 0, *range(2, 16)]], None)
         given, _, kept = trainer._batch(mixed.astype("f4"), numpy.eye(3, dtype="f4")[labels], None)  # as with timm's prob below 1
@@ -150,7 +156,7 @@ def test_mixed_and_multi_hot_batches() -> None:
     assert start is None
     with fdsl.Trainer(**{**options, "lr": 1e-30}) as trainer:  # leaves the initial parameters
         trainer.step(mixed.astype("f4"), targets)
-        start = trainer.state_dict()
+        start = arrays(trainer.state_dict())
     weight, bias = (next(start[name] for name in start if name.endswith(end)) for end in ("weight", "bias"))
     logits = mixed.reshape(16, -1) @ weight.T + bias
     softmax = numpy.exp(logits) / numpy.exp(logits).sum(axis=1, keepdims=True)
