@@ -135,6 +135,24 @@ enum status device_stage_share(size_t bytes, void **memory, struct stage_handle 
 enum status device_stage_map(const struct stage_handle *handle, void **memory);
 void device_stage_release(void *memory, bool mapped);
 
+/* Returns the functions of a stage that has its own passes. `value_bytes`: of a value of a message. */
+constexpr struct stage_functions device_stage_functions(size_t value_bytes,
+                                                        decltype(stage_functions::forward) forward,
+                                                        decltype(stage_functions::backward) backward)
+{
+    return {.value_bytes = value_bytes,
+            .forward = forward,
+            .backward = backward,
+            .clear = device_stage_clear,
+            .sum = device_stage_sum,
+            .update = device_stage_update,
+            .pin = device_stage_pin,
+            .unpin = device_stage_unpin,
+            .share = device_stage_share,
+            .map = device_stage_map,
+            .release = device_stage_release};
+}
+
 /* ---- Functions of struct engine ---- */
 
 enum status device_engine_set(void *state, const struct train_state *from);
@@ -148,5 +166,27 @@ enum status device_engine_evaluate(void *state, enum data_part part, uint32_t fi
                                    float *logits);
 uint64_t device_engine_memory_bytes(const void *state);
 void *device_engine_test_samples(const void *state);
+
+/* Returns what all engines of this kind share. The engine adds gradients_in, unit, accepts, open, close, and
+ * what it can do besides. `scales`: it scales the loss. */
+constexpr struct engine device_engine_table(const char *name, const struct engine_bounds &bounds, bool scales)
+{
+    return {.name = name,
+            .bounds = bounds,
+            .scales_loss = scales,
+            .feeds = true,
+            .augments = true,
+            .shares_update = !scales,
+            .set = device_engine_set,
+            .get = device_engine_get,
+            .steps = device_engine_steps,
+            .totals = device_engine_totals,
+            .progress = device_engine_progress,
+            .gradients = device_engine_gradients,
+            .overflows = scales ? device_engine_overflows : nullptr,
+            .evaluate = device_engine_evaluate,
+            .memory_bytes = device_engine_memory_bytes,
+            .test_samples = device_engine_test_samples};
+}
 
 #endif

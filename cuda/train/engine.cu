@@ -703,17 +703,8 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
     return finish(network);
 }
 
-static const struct stage_functions cuda_stages = {.value_bytes = sizeof(float),
-                                                   .forward = stage_forward,
-                                                   .backward = stage_backward,
-                                                   .clear = device_stage_clear,
-                                                   .sum = device_stage_sum,
-                                                   .update = device_stage_update,
-                                                   .pin = device_stage_pin,
-                                                   .unpin = device_stage_unpin,
-                                                   .share = device_stage_share,
-                                                   .map = device_stage_map,
-                                                   .release = device_stage_release};
+static constexpr struct stage_functions cuda_stages =
+    device_stage_functions(sizeof(float), stage_forward, stage_backward);
 
 /* ---- The engines ---- */
 
@@ -754,31 +745,16 @@ static constexpr enum unit unit_of = PRECISION == PRECISION_FP32   ? UNIT_FP32
 template <const struct layer_passes *CONV, enum precision PRECISION, enum unit UNIT = unit_of<PRECISION>>
 static constexpr struct engine engine_of(const char *name, const struct engine_bounds &bounds)
 {
-    return {.name = name,
-            .bounds = bounds,
-            .scales_loss = PRECISION == PRECISION_FP16,
-            .feeds = true,
-            .benchmarks = CONV != OWN_CONV,
-            .augments = true,
-            .gradients_in = GRADIENTS_IN_DEVICE,
-            .shares_update = PRECISION != PRECISION_FP16,
-            .unit = UNIT,
-            .savings = {.backward = false, .pooled_gradients = false, .convolutions = CONV != OWN_CONV},
-            .accepts = cuda_accepts,
-            .keeps_fp32 = PRECISION == PRECISION_FP32 ? nullptr : keeps_fp32,
-            .stages = CONV == OWN_CONV ? &cuda_stages : nullptr,
-            .open = cuda_open<CONV, PRECISION>,
-            .close = network_close,
-            .set = device_engine_set,
-            .get = device_engine_get,
-            .steps = device_engine_steps,
-            .totals = device_engine_totals,
-            .progress = device_engine_progress,
-            .gradients = device_engine_gradients,
-            .overflows = PRECISION == PRECISION_FP16 ? device_engine_overflows : nullptr,
-            .evaluate = device_engine_evaluate,
-            .memory_bytes = device_engine_memory_bytes,
-            .test_samples = device_engine_test_samples};
+    struct engine engine = device_engine_table(name, bounds, PRECISION == PRECISION_FP16);
+    engine.benchmarks = engine.savings.convolutions = CONV != OWN_CONV;
+    engine.gradients_in = GRADIENTS_IN_DEVICE;
+    engine.unit = UNIT;
+    engine.accepts = cuda_accepts;
+    engine.keeps_fp32 = PRECISION == PRECISION_FP32 ? nullptr : keeps_fp32;
+    engine.stages = CONV == OWN_CONV ? &cuda_stages : nullptr;
+    engine.open = cuda_open<CONV, PRECISION>;
+    engine.close = network_close;
+    return engine;
 }
 
 /* docs/train_mixed.md explains the bounds. */

@@ -894,31 +894,15 @@ static enum fp32_layer keeps_fp32(const struct layer *layer)
 template <class T>
 static constexpr struct engine engine_of(const char *name, const struct engine_bounds &bounds)
 {
-    constexpr bool scales = std::is_same<T, fp16>::value;
-    return {
-        .name = name,
-        .bounds = bounds,
-        .scales_loss = scales,
-        .feeds = true,
-        .augments = true,
-        .gradients_in = GRADIENTS_IN_GRAPH,
-        .shares_update = !scales,
-        .unit = UNIT_HALF,
-        .accepts = resnet_accepts<T>,
-        .keeps_fp32 = keeps_fp32,
-        .open = resnet_open<T>,
-        .close = resnet_close<T>,
-        .set = resnet_set<T>,
-        .get = device_engine_get,
-        .steps = device_engine_steps,
-        .totals = device_engine_totals,
-        .progress = device_engine_progress,
-        .gradients = device_engine_gradients,
-        .overflows = scales ? device_engine_overflows : nullptr,
-        .evaluate = device_engine_evaluate,
-        .memory_bytes = device_engine_memory_bytes,
-        .test_samples = device_engine_test_samples,
-    };
+    struct engine engine = device_engine_table(name, bounds, std::is_same<T, fp16>::value);
+    engine.gradients_in = GRADIENTS_IN_GRAPH;
+    engine.unit = UNIT_HALF;
+    engine.accepts = resnet_accepts<T>;
+    engine.keeps_fp32 = keeps_fp32;
+    engine.open = resnet_open<T>;
+    engine.close = resnet_close<T>;
+    engine.set = resnet_set<T>;
+    return engine;
 }
 
 extern "C" {

@@ -41,7 +41,7 @@ struct vit_graphs {
     cudaGraphExec_t forward, backward;
 };
 
-/* What the forward pass of a batch leaves for its backward pass. A stage of a pipeline has one for each
+/* The results of a batch's forward pass that its backward pass needs. A stage of a pipeline has one for each
  * micro-batch whose activations it keeps; otherwise there is one. */
 template <class T> struct vit_slot {
     struct vit_block<T> blocks[BLOCKS_MAX];
@@ -939,17 +939,8 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
 }
 
 template <class T>
-static constexpr struct stage_functions stages = {.value_bytes = sizeof(T),
-                                                  .forward = stage_forward<T>,
-                                                  .backward = stage_backward<T>,
-                                                  .clear = device_stage_clear,
-                                                  .sum = device_stage_sum,
-                                                  .update = device_stage_update,
-                                                  .pin = device_stage_pin,
-                                                  .unpin = device_stage_unpin,
-                                                  .share = device_stage_share,
-                                                  .map = device_stage_map,
-                                                  .release = device_stage_release};
+static constexpr struct stage_functions stages = device_stage_functions(sizeof(T), stage_forward<T>,
+                                                                        stage_backward<T>);
 
 /* ---- The engine ---- */
 
@@ -1000,33 +991,17 @@ static enum fp32_layer keeps_fp32(const struct layer *layer)
 template <class T>
 static constexpr struct engine engine_of(const char *name, const struct engine_bounds &bounds)
 {
-    constexpr bool scales = std::is_same<T, fp16>::value;
-    return {
-        .name = name,
-        .bounds = bounds,
-        .scales_loss = scales,
-        .feeds = true,
-        .recomputes = true,
-        .augments = true,
-        .gradients_in = GRADIENTS_IN_GRAPH,
-        .shares_update = !scales,
-        .unit = UNIT_HALF,
-        .accepts = vit_accepts,
-        .keeps_fp32 = keeps_fp32,
-        .stages = &stages<T>,
-        .open = vit_open<T>,
-        .close = vit_close<T>,
-        .set = vit_set<T>,
-        .get = device_engine_get,
-        .steps = device_engine_steps,
-        .totals = device_engine_totals,
-        .progress = device_engine_progress,
-        .gradients = device_engine_gradients,
-        .overflows = scales ? device_engine_overflows : nullptr,
-        .evaluate = device_engine_evaluate,
-        .memory_bytes = device_engine_memory_bytes,
-        .test_samples = device_engine_test_samples,
-    };
+    struct engine engine = device_engine_table(name, bounds, std::is_same<T, fp16>::value);
+    engine.recomputes = true;
+    engine.gradients_in = GRADIENTS_IN_GRAPH;
+    engine.unit = UNIT_HALF;
+    engine.accepts = vit_accepts;
+    engine.keeps_fp32 = keeps_fp32;
+    engine.stages = &stages<T>;
+    engine.open = vit_open<T>;
+    engine.close = vit_close<T>;
+    engine.set = vit_set<T>;
+    return engine;
 }
 
 /* bf16 has 8 significant bits. docs/train_vit.md explains these bounds and which faults exceed them. fp16 has
