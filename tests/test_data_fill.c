@@ -1,6 +1,7 @@
 /* Tests how data sets are read into memory: several threads decode, and the result does not depend on their
  * number. */
 #include "train/data.h"
+#include "train/engine.h"
 
 #include "shell.h"
 
@@ -255,3 +256,19 @@ Test(data_fill, the_held_out_samples_are_stable)
     data_close(&data);
 }
 #endif
+
+/* Engines on GPUs write the labels of a batch of the caller from its first number on, so a shuffle would give
+ * them to other samples. */
+Test(data_fill, samples_that_are_handed_over_have_consecutive_numbers)
+{
+    struct given given = {.shape = {1, 1, 2, 2}, .type = DTYPE_U8, .classes = 10, .samples = 150};
+    struct data data = {.lanes = 8, .shuffle = 1000};
+    cr_assert_eq(given_open(&given, 64, &data), STATUS_OK);
+    const struct train train = {.data = &data, .seed = 7, .batch = 64};
+    for (uint32_t epoch = 0; epoch < 3; epoch++) {
+        const struct draw_order order = train_order(&train, epoch);
+        for (uint32_t i = 0; i < given.samples; i++)
+            cr_assert_eq(train_sample_at(data.feed, &order, 0, i), i, "epoch %u, sample %u", epoch, i);
+    }
+    data_close(&data);
+}

@@ -1,9 +1,9 @@
 /* Tests the facts about the machine: processors, memory and its limits, clocks, the Slurm job, and GPUs (with
  * a fake NVML library). */
 #include "machine/env.h"
+#include "machine/gpu_watch.h"
 #include "machine/host.h"
 #include "machine/nvml.h"
-#include "run/gpu_others.h"
 
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>

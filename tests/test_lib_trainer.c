@@ -150,7 +150,7 @@ Test(lib_trainer, batches_are_checked_and_learned)
     fdsl_trainer_close(trainer);
 }
 
-/* What only the program measures or divides is refused. */
+/* Options that need the program are refused. */
 Test(lib_trainer, other_ways_to_divide_a_step_are_refused)
 {
     static const char *const ways[] = {"auto", "pipeline"};

@@ -139,7 +139,7 @@ struct block {
     uint32_t *depth_rows, *score_rows;
 };
 
-/* What a BATCH_NORM needs per channel: output = (input - mean) * scale + shift. The gradient of the input is
+/* Values of a BATCH_NORM per channel: output = (input - mean) * scale + shift. The gradient of the input is
  * scale * (gradient - fall - (input - mean) * slope). */
 enum channel_values {
     CHANNEL_MEAN,

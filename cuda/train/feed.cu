@@ -379,8 +379,9 @@ static __global__ void given_label_kernel(const int64_t *from, uint32_t count, u
         atomicAdd_system(wrong, 1);
 }
 
-/* Enqueues setting the labels of samples that the caller hands over, whose numbers are consecutive. Those of
- * the data are in host memory, and change in the next epoch only. */
+/* Enqueues setting the labels of samples that the caller hands over. given_open() makes their numbers
+ * consecutive; otherwise labels would go to other samples. Those of the data are in host memory, and change
+ * in the next epoch only. */
 static enum status copy_labels(const struct device_feed *feed, const struct device_set *set,
                                cudaStream_t stream)
 {
@@ -390,6 +391,9 @@ static enum status copy_labels(const struct device_feed *feed, const struct devi
     const size_t words = multi_hot_words(data->classes);
     if (count == 0)
         return STATUS_OK;
+    for (uint32_t j = 1; j < count; j++)
+        if (feed->batch.numbers[j] != first + j)
+            return status_set(STATUS_FAILED, "the numbers of samples that are handed over have a gap");
     if (data->given->device_labels) {
         given_label_kernel<<<blocks_for(count), BLOCK, 0, stream>>>(
             data->given->device_labels, count, data->classes, set->labels + first, feed->wrong);

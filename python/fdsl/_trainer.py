@@ -252,7 +252,7 @@ class Trainer:
         c.stream = loader._stream._handle
         c.classes = 0 if self._classes is None else integer("classes", self._classes, 1, 1 << 20)
         self._open()
-        # What batches for evaluate() must have:
+        # The format of the batches that evaluate() takes.
         c.shape, c.dtype, c.classes = info.shape, _SHORT.get(loader._stream.dtype, "").encode(), self._info.classes
         c.multi_hot, c.mixed = info.multi_hot, int(loader._stream.classes > 0)
 

@@ -597,7 +597,7 @@ struct fdsl_stream_config {
                                       * outside an image become 255 * mean, or 128 if mean and std have their
                                       * defaults; images are interpolated bilinearly */
 
-    /* Of fit "random-resized-crop": the range of the area, as a fraction of the image, and of width / height
+    /* For fit "random-resized-crop": the range of the area, as a fraction of the image, and of width / height
      */
     double crop_scale[2]; /* from 0.0001 to 1; default 0.08 to 1 */
     double crop_ratio[2]; /* from 1/7 to 7; default 3/4 to 4/3 */
@@ -1071,7 +1071,7 @@ struct fdsl_trainer_info {
     uint32_t epoch, epochs; /* completed epochs, and those of the training run */
     uint32_t step, steps;   /* steps of the current epoch that were begun, and steps of an epoch */
     uint32_t batch;         /* samples of this rank in the next step */
-    /* Of the latest completed epoch; NaN before: */
+    /* After the latest completed epoch; NaN before the first one is complete: */
     double train_loss, train_accuracy; /* means over its steps */
     double test_loss, test_accuracy;   /* NaN without a test set */
     double epoch_s;                    /* duration of its steps */

@@ -10,8 +10,8 @@
 #include "core/options.h"
 #include "core/variant.h"
 #include "core/workload.h"
+#include "machine/gpu_watch.h"
 #include "run/bench.h"
-#include "run/gpu_others.h"
 #include "run/formats.h"
 
 #define SETTINGS_RANKS_MAX 1000000 /* more ranks than any machine can run */

@@ -8,7 +8,7 @@
 #include "train/data.h"
 
 struct given {
-    /* What the caller declares: */
+    /* Declared by the caller: */
     struct shape shape;
     enum dtype type;
     uint32_t classes, samples; /* of an epoch of all ranks */

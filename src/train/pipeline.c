@@ -388,7 +388,8 @@ static double find_best(const struct pipe_costs *costs, uint32_t stages, stage_c
     return best[0];
 }
 
-/* Of the cuts with the least cost, takes that in which the first stages have as many pieces as possible. */
+/* Takes the cut with the least cost; if there are several, the first stages get as many pieces as possible.
+ */
 static enum status choose(const struct pipe_costs *costs, const uint32_t *starts, uint32_t stages,
                           double *best, uint32_t *begins)
 {
