@@ -250,7 +250,7 @@ class Trainer:
         c.stream = loader._stream._handle
         c.classes = 0 if self._classes is None else integer("classes", self._classes, 1, 1 << 20)
         self._open()
-        # What batches for evaluate() must have:
+        # evaluate() takes batches like those of the loader:
         c.shape, c.dtype, c.classes = info.shape, _SHORT.get(loader._stream.dtype, "").encode(), self._info.classes
         c.multi_hot, c.mixed = info.multi_hot, int(loader._stream.classes > 0)
 
@@ -492,11 +492,16 @@ class Trainer:
             self._declare_from(images, labels, samples)
         end = self.epochs if epochs is None else integer("epochs", epochs, 1, self.epochs)
         for _ in range(self.epoch, end):
-            for images, labels in loader:
-                self.step(images, labels)
             step, steps = self.position
             if step:
-                raise ValueError(f"loader: an epoch has {steps} steps, but the loader gave {step} batches")
+                raise ValueError(f"loader: {step} steps of the epoch are done; hand over its other batches with step(), then call fit()")
+            count = 0
+            for count, (images, labels) in enumerate(loader, 1):
+                if count > steps:
+                    break
+                self.step(images, labels)
+            if count != steps:
+                raise ValueError(f"loader: an epoch has {steps} steps, but the loader gave {'more' if count > steps else count} batches")
 
     def read(self) -> Score:
         """Waits for all steps. Returns the means over the samples of the steps since the previous call, of all ranks."""

@@ -335,6 +335,12 @@ def test_errors_name_the_argument() -> None:
     trainer = fdsl.Trainer(variant="train-naive", model="logreg", classes=3, samples=16)
     with pytest.raises(ValueError, match="labels: a batch needs them"):
         trainer.step(batches(16)[0][0])
+    data = batches()
+    with fdsl.Trainer(variant="train-naive", model="logreg", classes=3, epochs=4) as other:
+        other.fit(data, epochs=1)
+        for wrong, words in (data + data[:2], "3 steps, but the loader gave more"), (data[:2], "the loader gave 2"), (data, "2 steps of the"):
+            with pytest.raises(ValueError, match=f"loader: .*{words}"):
+                other.fit(wrong)
     for field, value in ("shape", (1, 5, 6)), ("dtype", "float32"):  # not replaced by those of the first batch
         with pytest.raises(ValueError, match="images: shape"):
             with fdsl.Trainer(variant="train-naive", model="logreg", classes=3, **{field: value}) as other:
