@@ -26,7 +26,7 @@ _CHUNK_S, _CHUNK_MAX = 0.05, 256  # steps per call of the library: a KeyboardInt
 
 
 class Score(NamedTuple):
-    """The results of samples. `precision`: the mean average precision of multi-hot labels, else NaN."""
+    """The results of samples. `precision`: the mean average precision on a test set with multi-hot labels, else NaN."""
 
     loss: float
     accuracy: float
@@ -46,9 +46,7 @@ class Loss:
 
     def __float__(self) -> float:
         if self._trainer is not None:
-            score = self._trainer.read()
-            if score.samples:
-                self._trainer._loss = score.loss
+            self._trainer.read()
             self._value, self._trainer = self._trainer._loss, None
         return self._value
 
@@ -252,7 +250,7 @@ class Trainer:
         c.stream = loader._stream._handle
         c.classes = 0 if self._classes is None else integer("classes", self._classes, 1, 1 << 20)
         self._open()
-        # The format of the batches that evaluate() takes.
+        # evaluate() takes batches like those of the loader:
         c.shape, c.dtype, c.classes = info.shape, _SHORT.get(loader._stream.dtype, "").encode(), self._info.classes
         c.multi_hot, c.mixed = info.multi_hot, int(loader._stream.classes > 0)
 
@@ -356,8 +354,12 @@ class Trainer:
         declared = tuple(extent for extent in c.shape if extent)
         if tuple(shape[1:]) != declared or _SHORT.get(dtype, "").encode() != c.dtype:
             raise ValueError(f"images: shape {tuple(shape)} of {dtype}; the trainer takes (count, *{declared}) of type {c.dtype.decode()}")
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"share: {share} is not above 0 and at most 1")
         rows = getattr(labels, "shape", ())
         if c.mixed and len(rows) == 2:
+            if share is not None:
+                raise ValueError("share: soft targets have it already; drop share, or give labels")
             labels, given.share = _unmixed(labels)
         if isinstance(labels, (list, tuple)):
             labels = (ctypes.c_int64 * len(labels))(*(integer("labels", label, -1, 1 << 20) for label in labels))
@@ -370,6 +372,8 @@ class Trainer:
                 raise ValueError(f"labels: {len(extents)} axes of {type_}, not {1 + c.multi_hot} of {wanted}")
             if c.multi_hot and (where != CPU or extents[1] != c.classes):
                 raise ValueError(f"labels: multi-hot labels must be on the CPU, with {c.classes} columns")
+            if where != CPU and where != device and SOME_CUDA_DEVICE not in (where, device):
+                raise ValueError(f"labels: they are on cuda:{where}, but the images are not; move one of them")
             count = extents[0]
             given.multi_hot, given.labels = (at, None) if c.multi_hot else (None, at)
         if count != shape[0]:
@@ -382,17 +386,17 @@ class Trainer:
             order_arrays(c.device if device == SOME_CUDA_DEVICE else device, stream or 0, lambda: kind.owner(images), *kept[:2])
         return given, stream, kept
 
-    def _declare_from(self, images: Any, labels: Any, samples: Optional[int]) -> None:
+    def _declare_from(self, images: Any, labels: Any, samples: Optional[int], mixed: bool = False) -> None:
         """Opens the trainer for batches like this one."""
         _, shape, dtype, _ = kind_of("images", images).describe("images", images, False)
-        mixed = getattr(labels, "dtype", None) is not None and len(labels.shape) == 2 and "float" in str(labels.dtype)
+        mixed |= getattr(labels, "dtype", None) is not None and len(labels.shape) == 2 and "float" in str(labels.dtype)
         if samples is not None and not self._config.samples:
             self._config.samples = samples
         if not self._config.samples:
             raise ValueError("samples: give the number of samples of an epoch, which the learning rate and epochs depend on")
         if len(labels) and len(getattr(labels, "shape", ())) == 2 and self._classes is None:
             self._classes = int(labels.shape[1])
-        self._declare(tuple(shape[1:]), dtype, mixed)
+        self._declare(self._shape or tuple(shape[1:]), self._dtype or dtype, mixed)
         self._options.setdefault("batch", shape[0])
         self._open()
 
@@ -413,19 +417,26 @@ class Trainer:
         if images is not None:
             if labels is None:
                 raise ValueError("labels: a batch needs them; give images and labels")
+            if count != 1:
+                raise ValueError(f"count: {count}, but a batch is one step; drop count")
             if not self._handle and not self._own:
-                self._declare_from(images, labels, None)
+                self._declare_from(images, labels, None, share is not None)
             self._check_open()
             given, stream, kept = self._batch(images, labels, share)
             status = lib.fdsl_trainer_step_batch(self._handle, given, stream)
             del kept
         else:
-            count = integer("count", count, 1, (1 << 31) - 1)
-            status = PENDING
+            if labels is not None or share is not None:
+                raise ValueError("images: labels and share need them; give images and labels")
+            left = most = integer("count", count, 1, (1 << 31) - 1)
+            status = 0
             if self._loader is not None:
                 self._loader._stream.check_open()
-            while status == PENDING:  # the loader has no batch yet: a KeyboardInterrupt ends the wait
-                status = lib.fdsl_trainer_step(self._check_open(), 1 if self._loader else count)
+                self._describe()
+                left, most = min(left, int(self._info.steps - self._info.step) or 1), 1
+            while left and status in (0, PENDING):  # PENDING: the loader has no batch yet; a KeyboardInterrupt ends the wait
+                status = lib.fdsl_trainer_step(self._check_open(), most)
+                left -= most if status == 0 else 0
         if status == END:
             raise ValueError(f"count: all {self.epochs} epochs are trained; give the option epochs a larger number")
         check(status)
@@ -468,8 +479,6 @@ class Trainer:
         if len(loader) == 0:
             raise ValueError("loader: it has no batch")
         if not self._handle:
-            if not hasattr(loader, "__len__"):
-                raise TypeError(f"loader: {type(loader).__name__} has no len(), the number of its batches")
             first = next(iter(loader), None)
             if first is None:
                 raise ValueError("loader: it has no batch")
@@ -483,15 +492,22 @@ class Trainer:
             self._declare_from(images, labels, samples)
         end = self.epochs if epochs is None else integer("epochs", epochs, 1, self.epochs)
         for _ in range(self.epoch, end):
-            for images, labels in loader:
-                self.step(images, labels)
             step, steps = self.position
             if step:
-                raise ValueError(f"loader: an epoch has {steps} steps, but the loader gave {step} batches")
+                raise ValueError(f"loader: {step} steps of the epoch are done; hand over its other batches with step(), then call fit()")
+            count = 0
+            for count, (images, labels) in enumerate(loader, 1):
+                if count > steps:
+                    break
+                self.step(images, labels)
+            if count != steps:
+                raise ValueError(f"loader: an epoch has {steps} steps, but the loader gave {'more' if count > steps else count} batches")
 
     def read(self) -> Score:
         """Waits for all steps. Returns the means over the samples of the steps since the previous call, of all ranks."""
         check(lib.fdsl_trainer_read(self._check_open(), self._score))
+        if self._score.samples:
+            self._loss = self._score.loss
         return Score(self._score.loss, self._score.accuracy, self._score.samples)
 
     def evaluate(self, loader: Optional[Iterable[Any]] = None) -> Score:

@@ -59,6 +59,10 @@ def test_own_data_gives_the_programs_parameters(tmp_path: pathlib.Path, variant:
         loss = trainer.step()
         trainer.step(count=2)
         assert trainer.epoch == 1 and 1 < float(loss) < 4 and f"{loss:.3f}" == f"{float(loss):.3f}"
+        loss = trainer.step()
+        assert float(loss) == trainer._loss != float(trainer.step()) and loss.item() == float(loss)
+        loss = trainer.step()
+        assert trainer.read().loss == float(loss)  # read() took the steps of this loss
         trainer.fit()
         assert same(trainer.state_dict(), expected)
         assert trainer.history["test_accuracy"] == trainer.evaluate().accuracy
@@ -148,8 +152,14 @@ def test_mixed_and_multi_hot_batches() -> None:
         ours = arrays(trainer.state_dict())
         with pytest.raises(ValueError, match="soft targets"):
             trainer._batch(mixed.astype("f4"), targets[[1, 0, *range(2, 16)]], None)
+        for share, words in (0.0, "not above 0"), (1.5, "not above 0"), (0.7, "soft targets have it"):
+            with pytest.raises(ValueError, match=f"share: .*{words}"):
+                trainer.step(mixed.astype("f4"), targets, share=share)
         given, _, kept = trainer._batch(mixed.astype("f4"), numpy.eye(3, dtype="f4")[labels], None)  # as with timm's prob below 1
         assert given.share == 1 and list(kept[-1]) == list(labels)
+    with fdsl.Trainer(**options) as trainer:
+        trainer.step(mixed.astype("f4"), labels, share=0.7)
+        assert all(numpy.allclose(values, ours[name], atol=1e-6) for name, values in arrays(trainer.state_dict()).items())
     for loader, words in ([], "no batch"), ((batch for batch in ()), "len"):
         with pytest.raises((TypeError, ValueError), match=words):
             fdsl.Trainer(**options).fit(loader)
@@ -325,6 +335,20 @@ def test_errors_name_the_argument() -> None:
     trainer = fdsl.Trainer(variant="train-naive", model="logreg", classes=3, samples=16)
     with pytest.raises(ValueError, match="labels: a batch needs them"):
         trainer.step(batches(16)[0][0])
+    data = batches()
+    with fdsl.Trainer(variant="train-naive", model="logreg", classes=3, epochs=4) as other:
+        other.fit(data, epochs=1)
+        for wrong, words in (data + data[:2], "3 steps, but the loader gave more"), (data[:2], "the loader gave 2"), (data, "2 steps of the"):
+            with pytest.raises(ValueError, match=f"loader: .*{words}"):
+                other.fit(wrong)
+    for field, value in ("shape", (1, 5, 6)), ("dtype", "float32"):  # not replaced by those of the first batch
+        with pytest.raises(ValueError, match="images: shape"):
+            with fdsl.Trainer(variant="train-naive", model="logreg", classes=3, **{field: value}) as other:
+                other.fit(batches(16)[:1])
+    with pytest.raises(ValueError, match="count: 2, but a batch is one step"):
+        trainer.step(*batches(16)[0], count=2)
+    with pytest.raises(ValueError, match="images: labels and share need them"):
+        trainer.step(labels=batches(16)[0][1])
     with pytest.raises(TypeError, match="a generator has no len"):
         trainer.fit(batch for batch in batches(16))
     with pytest.raises(ValueError, match="loader: it has no batch"):
@@ -399,8 +423,8 @@ def test_training_on_a_loader_is_resumed_within_an_epoch(tmp_path: pathlib.Path)
         for attempt in range(3):
             with fdsl.Trainer(loader, variant="train-naive", model="logreg", epochs=2) as trainer:
                 if attempt < 2:
-                    trainer.step()
-                    trainer.step()
+                    trainer.step(count=numpy.int64(2))
+                    assert trainer.position == (2, 5)
                 if attempt == 1:
                     trainer.save(tmp_path)
                     trainer.step()

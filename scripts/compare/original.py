@@ -200,8 +200,9 @@ def our_row(model, options, device):
                                    "--batch", "1", "--loops", "50"])
     largest = run_ours(options, [*training, "--batch", "max", "--train-size", str(options.largest), "--epochs", "1"])[0]["batch"] \
         if device.type == "cuda" else ""
+    known = "" if not largest else "limited" if int(largest) == options.largest else "tried"
     return {"way": "fdsl-bench", "images_per_s": statistics.median(float(row["items_per_s"]) for row in rows[1:]), "gpu_use_percent": use,
-            "infer_s": float(infer[0]["time_median_s"]), "largest_batch": largest, "largest_batch_is": "tried" if largest else ""}
+            "infer_s": float(infer[0]["time_median_s"]), "largest_batch": largest, "largest_batch_is": known}
 
 
 # ---- Table ----
@@ -210,11 +211,11 @@ def print_table(rows):
     print(f"{'model':10} {'way':10} {'batch':>6} {'epoch s':>9} {'images/s':>9} {'ratio':>6} {'GPU %':>6} {'infer ms':>9} {'largest batch':>13}")
     for row in rows:
         original = next(other for other in rows if other["model"] == row["model"])
-        about = {"predicted": "~"}.get(row["largest_batch_is"], "")
+        about = {"predicted": "~", "limited": ">="}.get(row["largest_batch_is"], "")
         print(f"{row['model']:10} {row['way']:10} {row['batch']:>6} {row['epoch_s']:9.2f} {row['images_per_s']:9.1f} "
               f"{row['images_per_s'] / original['images_per_s']:6.2f} {gpu_use.shown(row['gpu_use_percent']):>6} {1e3 * row['infer_s']:9.3f} "
               f"{about + str(row['largest_batch'] or '-'):>13}")
-    print(f"epoch: {rows[0]['images']} images of {RES} x {RES} pixels; infer: batch 1; ~: predicted from the memory of a step; {rows[0]['device']}, "
+    print(f"epoch: {rows[0]['images']} images of {RES} x {RES} pixels; infer: batch 1; ~: predicted from the memory of a step; >=: limited by --largest; {rows[0]['device']}, "
           f"PyTorch {rows[0]['torch']}")
 
 
