@@ -139,7 +139,7 @@ struct block {
     uint32_t *depth_rows, *score_rows;
 };
 
-/* What a BATCH_NORM needs per channel: output = (input - mean) * scale + shift. The gradient of the input is
+/* Values of a BATCH_NORM per channel: output = (input - mean) * scale + shift. The gradient of the input is
  * scale * (gradient - fall - (input - mean) * slope). */
 enum channel_values {
     CHANNEL_MEAN,
@@ -295,6 +295,13 @@ static inline float *net_row(const struct net *net, const struct block *block, u
 static inline float *net_deltas(const struct net *net, const struct block *block, uint32_t j)
 {
     return block->deltas + (net->begin + j) * block->tokens * block->out_pitch;
+}
+
+/* Describes current sample `j`. */
+static inline struct passing net_passing(const struct net *net, uint32_t j, uint32_t epoch,
+                                         enum data_part part, bool training)
+{
+    return (struct passing){net->begin + j, net->numbers[j], epoch, part, training};
 }
 
 /* Returns what a block before FLAT keeps for current sample `j`: its output. */
