@@ -2,8 +2,8 @@
  * gradients, and the weights of matrix products: bf16 or fp16. One buffer holds all activations. A step
  * gathers its samples, replays the CUDA graph of the forward pass, computes the loss, replays the graph of
  * the backward pass, and updates the parameters. Each number of samples needs its own graphs; the last batch
- * of an epoch, for example, can be smaller. A stage of a pipeline
- * has some of the blocks, and launches its kernels without graphs. */
+ * of an epoch, for example, can be smaller. A stage of a pipeline has some of the blocks, and launches its
+ * kernels without graphs. */
 #include <stdlib.h>
 #include <type_traits>
 
@@ -41,7 +41,7 @@ struct vit_graphs {
     cudaGraphExec_t forward, backward;
 };
 
-/* What the forward pass of a batch leaves for its backward pass. A stage of a pipeline has one for each
+/* The state of a batch between its forward and its backward pass. A stage of a pipeline has one for each
  * micro-batch whose activations it keeps; otherwise there is one. */
 template <class T> struct vit_slot {
     struct vit_block<T> blocks[BLOCKS_MAX];
