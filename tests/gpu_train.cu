@@ -1148,7 +1148,8 @@ int main(int argc, char **argv)
             failures += !run(&trial);
     for (struct trial trial : wide)
         for (trial.fp32 = 1; trial.fp32 <= 2; trial.fp32++)
-            if (contender->engine->keeps_fp32 && supports(trial.table) && asked_for(FP32, argc, argv))
+            if (contender->engine->keeps_fp32 && supports(trial.table) && asked_for(FP32, argc, argv) &&
+                (!brief || trial.batch <= SHORT_BATCH))
                 failures += !run(&trial);
     if (asked_for(MASKED, argc, argv))
         failures += run_labels(masks, brief);

@@ -13,13 +13,6 @@
 #include "train_support.h"
 #include "train_transformers.h"
 
-/* Returns whether the tests of all networks leave out this one: large networks, and those with batch
- * normalisation, which train-omp refuses. */
-static bool is_left_out(const struct model_table *table)
-{
-    return is_large_network(table) || strcmp(table->name, "resnet50") == 0;
-}
-
 /* Returns the norm of the difference of two tensors, divided by the norm of `wanted`. */
 static double distance(const float *tensor, const float *wanted, size_t count)
 {
@@ -313,7 +306,7 @@ Test(train_omp, rejects_unsupported_networks)
 Test(train_omp, each_network_matches_the_oracle, .timeout = 120)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (is_left_out(&model_tables[i]))
+        if (is_large_network(&model_tables[i]))
             continue;
         bool volumes = model_tables[i].volumetric;
         check(&model_tables[i],
@@ -395,7 +388,7 @@ Test(train_omp, detects_a_planted_fault)
     struct engine engine = engine_omp;
     engine.open = open_forgetful;
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (is_left_out(&model_tables[i]))
+        if (is_large_network(&model_tables[i]))
             continue;
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
         double worst = compare(&engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);
@@ -438,7 +431,7 @@ static void follow(const struct engine *engine, const struct model_table *table,
 static void follow_all(const struct engine *engine)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (is_left_out(&model_tables[i]))
+        if (is_large_network(&model_tables[i]))
             continue;
         follow(engine, &model_tables[i], small_input(&model_tables[i]), 7, 40,
                has_residual_blocks(&model_tables[i]) || model_has_batch_norm(&model_tables[i]) ? FOLLOWED / 5
@@ -477,7 +470,7 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 {
     static const int threads[] = {2, 3, 65};
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (is_left_out(&model_tables[i]))
+        if (is_large_network(&model_tables[i]))
             continue;
         struct shape input =
             model_tables[i].volumetric ? (struct shape){1, 4, 9, 8} : (struct shape){1, 1, 17, 16};
@@ -497,7 +490,7 @@ Test(train_omp, any_number_of_threads_gives_the_same_bits, .timeout = 120)
 Test(train_omp, inference_matches_the_oracle)
 {
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (is_left_out(&model_tables[i]))
+        if (is_large_network(&model_tables[i]))
             continue;
         struct shape input =
             model_tables[i].volumetric ? (struct shape){2, 4, 9, 8} : (struct shape){1, 1, 17, 16};
@@ -536,7 +529,7 @@ Test(train_omp, each_network_with_openblas_matches_the_oracle, .timeout = 60)
 {
     const struct engine *engine = openblas();
     for (size_t i = 0; model_tables[i].name; i++) {
-        if (is_left_out(&model_tables[i]))
+        if (is_large_network(&model_tables[i]))
             continue;
         const struct sizes sizes = {{1, 1, 17, 15}, 10, 9, 7}, deep_sizes = {{1, 5, 8, 7}, 10, 9, 7};
         double worst = compare(engine, &model_tables[i], model_tables[i].volumetric ? &deep_sizes : &sizes);

@@ -92,12 +92,6 @@ struct gemm_kernels omp_net_gemm_kernels(void)
  * Training steps run in a parallel region, in which every thread calls the same functions. Worksharing loops
  * and `single` regions divide the work. Barriers separate producers from consumers. */
 
-static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,
-                                 bool training)
-{
-    return (struct passing){net->begin + j, net->numbers[j], epoch, part, training};
-}
-
 /* Runs the in-place layers of a block over all rows, forward or backward. */
 static void after_rows(struct net *net, const struct block *block, uint32_t epoch, bool training, bool back)
 {
@@ -110,7 +104,7 @@ static void after_rows(struct net *net, const struct block *block, uint32_t epoc
     }
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++) {
-        struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, training);
+        struct passing passing = net_passing(net, j, epoch, DATA_TRAIN, training);
         float *values = net_row(net, block, j);
         if (back)
             net_after_backward(net, block, &passing, values, net_deltas(net, block, j));
@@ -171,7 +165,7 @@ static void forward(struct net *net, uint32_t epoch, enum data_part part, bool t
         net_layers_forward(net, epoch, part, training);
 #pragma omp for schedule(dynamic) nowait
     for (uint32_t j = 0; j < (net->by_layer ? 0 : net->count); j++) {
-        const struct passing passing = passing_of(net, j, epoch, part, training);
+        const struct passing passing = net_passing(net, j, epoch, part, training);
         net_sample_forward(net, &net->workers[omp_get_thread_num()], &passing);
     }
     barrier_wait(&net->barrier);
@@ -199,7 +193,7 @@ static void samples_backward(struct net *net, uint32_t epoch, enum gradients_of 
         if (!net->accumulates)
             memset(sums, 0, net->chunk_values * sizeof *sums);
         for (uint32_t j = begin; j < end; j++) {
-            const struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, true);
+            const struct passing passing = net_passing(net, j, epoch, DATA_TRAIN, true);
             net_sample_backward(net, &net->workers[omp_get_thread_num()], &passing, of, sums);
         }
     }
@@ -287,9 +281,10 @@ static void compute_gradients(struct net *net, uint32_t epoch, uint32_t step)
     const struct share share = train_share(net->train, step);
     if (share.count == 0) {
 #pragma omp master
-        net->count = 0;
-#pragma omp master
-        net->total = (uint32_t)share.total;
+        {
+            net->count = 0;
+            net->total = (uint32_t)share.total;
+        }
         barrier_wait(&net->barrier);
         if (net->train->sync_batch_norm && net->train->exchange)
             net_layers_idle(net);

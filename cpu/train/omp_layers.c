@@ -12,12 +12,6 @@
     128            /* tiles of a gradient that one thread computes for all samples: they fit in its cache */
 #define COLUMNS 16 /* channels whose sums one thread adds up at a time */
 
-static struct passing passing_of(const struct net *net, uint32_t j, uint32_t epoch, enum data_part part,
-                                 bool training)
-{
-    return (struct passing){j, net->numbers[j], epoch, part, training};
-}
-
 static float *values_at(const struct block *block, enum channel_values which)
 {
     return block->moments + which * block->out_pitch;
@@ -217,7 +211,7 @@ void net_layers_forward(struct net *net, uint32_t epoch, enum data_part part, bo
     RANGE(FORWARD);
 #pragma omp for schedule(dynamic) nowait
     for (uint32_t j = 0; j < net->count; j++) {
-        const struct passing passing = passing_of(net, j, epoch, part, training);
+        const struct passing passing = net_passing(net, j, epoch, part, training);
         net_take_input(net, &net->workers[omp_get_thread_num()], &passing);
     }
     barrier_wait(&net->barrier);
@@ -227,14 +221,14 @@ void net_layers_forward(struct net *net, uint32_t epoch, enum data_part part, bo
             prepare_norm(net, block, training);
 #pragma omp for schedule(dynamic) nowait
         for (uint32_t j = 0; j < net->count; j++) {
-            const struct passing passing = passing_of(net, j, epoch, part, training);
+            const struct passing passing = net_passing(net, j, epoch, part, training);
             net_block_forward(net, &net->workers[omp_get_thread_num()], block, &passing);
         }
         barrier_wait(&net->barrier);
     }
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++) {
-        const struct passing passing = passing_of(net, j, epoch, part, training);
+        const struct passing passing = net_passing(net, j, epoch, part, training);
         net_flat_forward(net, &passing);
     }
     barrier_wait(&net->barrier);
@@ -335,7 +329,7 @@ static void add_backward(const struct net *net, const struct block *block, uint3
 static void sample_backward(const struct net *net, struct worker *worker, const struct block *block,
                             const struct passing *passing)
 {
-    const uint32_t j = passing->index;
+    const uint32_t j = passing->index - net->begin;
     const struct block *from = block->from;
     float *deltas = net_layer_deltas(block, j);
     net_after_backward(net, block, passing, net_values(net, block, j), deltas);
@@ -354,7 +348,7 @@ void net_layers_backward(struct net *net, uint32_t epoch)
 {
 #pragma omp for nowait
     for (uint32_t j = 0; j < net->count; j++) {
-        const struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, true);
+        const struct passing passing = net_passing(net, j, epoch, DATA_TRAIN, true);
         net_flat_backward(net, &passing, net_layer_deltas(&net->blocks[net->flat - 1], j));
     }
     barrier_wait(&net->barrier);
@@ -362,7 +356,7 @@ void net_layers_backward(struct net *net, uint32_t epoch)
         const struct block *block = &net->blocks[i];
 #pragma omp for schedule(dynamic) nowait
         for (uint32_t j = 0; j < net->count; j++) {
-            const struct passing passing = passing_of(net, j, epoch, DATA_TRAIN, true);
+            const struct passing passing = net_passing(net, j, epoch, DATA_TRAIN, true);
             sample_backward(net, &net->workers[omp_get_thread_num()], block, &passing);
         }
         barrier_wait(&net->barrier);

@@ -297,6 +297,13 @@ static inline float *net_deltas(const struct net *net, const struct block *block
     return block->deltas + (net->begin + j) * block->tokens * block->out_pitch;
 }
 
+/* Describes current sample `j`. */
+static inline struct passing net_passing(const struct net *net, uint32_t j, uint32_t epoch,
+                                         enum data_part part, bool training)
+{
+    return (struct passing){net->begin + j, net->numbers[j], epoch, part, training};
+}
+
 /* Returns what a block before FLAT keeps for current sample `j`: its output. */
 static inline float *net_values(const struct net *net, const struct block *block, uint32_t j)
 {

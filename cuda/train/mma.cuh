@@ -24,22 +24,9 @@
 #include <stdint.h>
 #include <type_traits>
 
-/* ---- Words of two 16-bit values ---- */
+#include "train/stored.cuh"
 
-/* Converts two floats to a 16-bit type. `low` goes to the lower half of the word. Arrays of words stay in
- * registers; arrays of __nv_bfloat162 can end up in local memory. A value beyond the range of fp16 becomes
- * infinite. */
-template <class T> static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    static_assert(std::is_same<T, __nv_bfloat16>::value || std::is_same<T, __half>::value, "no 16-bit type");
-    if constexpr (std::is_same<T, __nv_bfloat16>::value) {
-        __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-        return *reinterpret_cast<uint32_t *>(&both);
-    } else {
-        __half2 both = __floats2half2_rn(low, high);
-        return *reinterpret_cast<uint32_t *>(&both);
-    }
-}
+/* ---- Words of two 16-bit values ---- */
 
 static __device__ __forceinline__ float bf16_low(uint32_t word)
 {

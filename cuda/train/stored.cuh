@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 #include <string.h>
+#include <type_traits>
 
 static __device__ __forceinline__ float to_float(float value)
 {
@@ -41,6 +42,25 @@ static __device__ __forceinline__ void store(__nv_bfloat16 *to, float value)
     *to = __float2bfloat16_rn(value);
 }
 
+/* ---- Words of two 16-bit values ---- */
+
+/* Converts two floats to a 16-bit type. `low` goes to the lower half of the word. Arrays of words stay in
+ * registers; arrays of __nv_bfloat162 can end up in local memory. A value beyond the range of fp16 becomes
+ * infinite. */
+template <class T> static __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    static_assert(std::is_same<T, __nv_bfloat16>::value || std::is_same<T, __half>::value, "no 16-bit type");
+    uint32_t word;
+    if constexpr (std::is_same<T, __nv_bfloat16>::value) {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+        memcpy(&word, &both, sizeof word);
+    } else {
+        const __half2 both = __floats2half2_rn(low, high);
+        memcpy(&word, &both, sizeof word);
+    }
+    return word;
+}
+
 /* ---- Four adjacent values; addresses are multiples of the size of four values ---- */
 
 static __device__ __forceinline__ float4 load_four(const float *from)
@@ -60,26 +80,9 @@ static __device__ __forceinline__ void store_four(float *to, float4 values)
     *reinterpret_cast<float4 *>(to) = values;
 }
 
-static __device__ __forceinline__ uint32_t two_of(float low, float high, __half)
-{
-    const __half2 both = __floats2half2_rn(low, high);
-    uint32_t word;
-    memcpy(&word, &both, sizeof word);
-    return word;
-}
-
-static __device__ __forceinline__ uint32_t two_of(float low, float high, __nv_bfloat16)
-{
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    uint32_t word;
-    memcpy(&word, &both, sizeof word);
-    return word;
-}
-
 template <class T> static __device__ __forceinline__ void store_four(T *to, float4 values)
 {
-    *reinterpret_cast<uint2 *>(to) =
-        make_uint2(two_of(values.x, values.y, T()), two_of(values.z, values.w, T()));
+    *reinterpret_cast<uint2 *>(to) = make_uint2(pack<T>(values.x, values.y), pack<T>(values.z, values.w));
 }
 
 #endif

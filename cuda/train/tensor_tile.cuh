@@ -15,7 +15,7 @@ template <class Value> struct as_16_bits {
 
     static __device__ __forceinline__ uint32_t pair(float low, float high)
     {
-        return two_of(low, high, Value());
+        return ::pack<Value>(low, high);
     }
     static __device__ __forceinline__ uint4 pack(const float values[UNIT])
     {

@@ -2,8 +2,8 @@
  * gradients, and the weights of matrix products: bf16 or fp16. One buffer holds all activations. A step
  * gathers its samples, replays the CUDA graph of the forward pass, computes the loss, replays the graph of
  * the backward pass, and updates the parameters. Each number of samples needs its own graphs; the last batch
- * of an epoch, for example, can be smaller. A stage of a pipeline
- * has some of the blocks, and launches its kernels without graphs. */
+ * of an epoch, for example, can be smaller. A stage of a pipeline has some of the blocks, and launches its
+ * kernels without graphs. */
 #include <stdlib.h>
 #include <type_traits>
 

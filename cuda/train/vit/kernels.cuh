@@ -126,8 +126,8 @@ enum status vit_tokens_backward(const struct vit_rows *rows, const T *deltas, fl
                                 float *class_token, T *patch_deltas, struct vit_sums *sums,
                                 cudaStream_t stream);
 
-/* The last layer. The logits and their gradients are in fp32. If `wide_inputs` and `wide_deltas`, room for
- * the inputs and their gradients in fp32, are not NULL, so are all matrices of the layer. */
+/* The last layer. The logits and their gradients are in fp32. With --fp32-layers, all matrices of the layer
+ * are in fp32, and `wide_inputs` and `wide_deltas` are room for the inputs and their gradients; else NULL. */
 template <class T> struct vit_head {
     struct vit_linear linear;
     uint32_t apart; /* distance between rows of rounded gradients of the logits: a multiple of 8 */
