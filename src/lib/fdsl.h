@@ -597,7 +597,7 @@ struct fdsl_stream_config {
                                       * outside an image become 255 * mean, or 128 if mean and std have their
                                       * defaults; images are interpolated bilinearly */
 
-    /* Of fit "random-resized-crop": the range of the area, as a fraction of the image, and of width / height
+    /* For fit "random-resized-crop": the range of the area, as a fraction of the image, and of width / height
      */
     double crop_scale[2]; /* from 0.0001 to 1; default 0.08 to 1 */
     double crop_ratio[2]; /* from 1/7 to 7; default 3/4 to 4/3 */
@@ -1048,7 +1048,8 @@ struct fdsl_trainer_batch {
     size_t size;              /* sizeof(struct fdsl_trainer_batch) of the caller */
     const void *images;       /* host memory, or memory of the trainer's device (aligned to 16 bytes) */
     const int64_t *labels;    /* the class of each sample, or -1: it does not count. Host or device memory */
-    const uint8_t *multi_hot; /* config.multi_hot: one byte per class of each sample, in host memory */
+    const uint8_t *multi_hot; /* config.multi_hot: one byte per class of each sample, 1 if it has the class,
+                               * else 0; all 255: it does not count. Host memory */
     uint32_t count;
     float share; /* with config.mixed: sample i has the class of sample i with this weight, and that of sample
                   * count - 1 - i with the rest, as timm's Mixup and streams mix a batch; 0 or 1: not mixed */
@@ -1071,7 +1072,7 @@ struct fdsl_trainer_info {
     uint32_t epoch, epochs; /* completed epochs, and those of the training run */
     uint32_t step, steps;   /* steps of the current epoch that were begun, and steps of an epoch */
     uint32_t batch;         /* samples of this rank in the next step */
-    /* Of the latest completed epoch; NaN before: */
+    /* Results of the latest completed epoch; NaN before: */
     double train_loss, train_accuracy; /* means over its steps */
     double test_loss, test_accuracy;   /* NaN without a test set */
     double epoch_s;                    /* duration of its steps */

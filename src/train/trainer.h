@@ -225,7 +225,7 @@ enum status resume_check_options(const struct train_job *job, const char *model)
 extern const struct option_spec resume_share_option;
 enum status resume_take_share(struct data_mix_texts *mix, const char *folder);
 
-/* What --parallel auto has chosen: resume_take_choice() copies it from the latest checkpoint of a folder
+/* The choice of --parallel auto: resume_take_choice() copies it from the latest checkpoint of a folder
  * (NULL: none) to `name`, or sets `name` to ""; resume_note_choice() writes job->choice to the identity of
  * the checkpoints. A run need not repeat it: every choice gives the same parameters, up to rounding. */
 enum status resume_take_choice(const char *folder, char *name, size_t size);
