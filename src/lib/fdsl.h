@@ -1131,7 +1131,9 @@ FDSL_API enum fdsl_status fdsl_trainer_load(struct fdsl_trainer *trainer, const 
 
 /* fdsl_trainer_export() writes the parameters as safetensors, with the names of torchvision or timm, as
  * --export does. fdsl_trainer_import() reads parameters as --init does, and clears the moments of the
- * optimizer; FDSL_INVALID within an epoch. */
+ * optimizer; FDSL_INVALID within an epoch. Import before the first epoch: Adam's corrections for moments of
+ * zero depend on the step of the training run, so later its first updates would be up to (1 - beta1) /
+ * sqrt(1 - beta2) = 3.2 times as large. */
 FDSL_API enum fdsl_status fdsl_trainer_export(struct fdsl_trainer *trainer, const char *path);
 FDSL_API enum fdsl_status fdsl_trainer_import(struct fdsl_trainer *trainer, const char *path);
 
