@@ -150,7 +150,41 @@ Test(lib_trainer, batches_are_checked_and_learned)
     fdsl_trainer_close(trainer);
 }
 
-/* Options that need the program are refused. */
+/* Only 0 and 1 are multi-hot labels, and 255 in all bytes of a sample that does not count. */
+Test(lib_trainer, multi_hot_labels_are_checked)
+{
+    static const char *const options[] = {"model", "logreg", "batch", "3", "epochs",
+                                          "9",     "loss",   "bce",   NULL};
+    struct fdsl_trainer_config config = configured("train-naive", options);
+    struct fdsl_trainer *trainer;
+    struct fdsl_trainer_score score = {.size = sizeof score};
+    const uint8_t images[3][6] = {{0, 255}, {255, 0}, {255, 255}};
+    uint8_t labels[3][2] = {{0, 1}, {1, 0}, {1, 1}};
+    struct fdsl_trainer_batch batch = {sizeof batch, images, NULL, labels[0], 3, 1};
+    config.samples = 3;
+    config.classes = 2;
+    config.multi_hot = 1;
+    memcpy(config.shape, (uint32_t[]){1, 2, 3}, 3 * sizeof *config.shape);
+    cr_assert_eq(fdsl_trainer_open(&config, &trainer), FDSL_OK, "%s", fdsl_error());
+    static const uint8_t wrong[][2] = {{0, 2}, {2, 0}, {255, 0}, {1, 255}, {254, 254}};
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        memcpy(labels[1], wrong[i], 2);
+        cr_expect_eq(fdsl_trainer_step_batch(trainer, &batch, NULL), FDSL_INVALID, "%zu", i);
+        cr_expect(strstr(fdsl_error(), "multi_hot: sample 1 has a byte"), "%s", fdsl_error());
+        cr_expect_eq(fdsl_trainer_evaluate_batch(trainer, &batch, NULL, NULL, &score), FDSL_INVALID);
+    }
+    memset(labels[1], 255, 2);
+    cr_expect_eq(fdsl_trainer_step_batch(trainer, &batch, NULL), FDSL_OK, "%s", fdsl_error());
+    cr_expect(fdsl_trainer_read(trainer, &score) == FDSL_OK && score.samples == 2);
+    cr_expect_eq(fdsl_trainer_evaluate_batch(trainer, &batch, NULL, NULL, &score), FDSL_INVALID);
+    cr_expect(strstr(fdsl_error(), "labels: sample 1 has none"), "%s", fdsl_error());
+    memcpy(labels[1], (uint8_t[]){1, 0}, 2);
+    cr_expect_eq(fdsl_trainer_evaluate_batch(trainer, &batch, NULL, NULL, &score), FDSL_OK);
+    cr_expect(score.samples == 3 && score.precision >= 0);
+    fdsl_trainer_close(trainer);
+}
+
+/* Ways that only the program measures, or into which only it divides a step, are refused. */
 Test(lib_trainer, other_ways_to_divide_a_step_are_refused)
 {
     static const char *const ways[] = {"auto", "pipeline"};

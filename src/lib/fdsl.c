@@ -1271,7 +1271,7 @@ int fdsl_capturing(int device, void *stream)
     return device_capturing(device, stream);
 }
 
-/* ---- What trainers use of the program, without the parts that the library does not link ---- */
+/* ---- Parts of the program that trainers use, without those that the library does not link ---- */
 
 /* Trainers generate the images of the option data=synth with variants of synth. */
 #define LINKS_WORKLOAD(name) (__builtin_strcmp(name, "train") == 0 || __builtin_strcmp(name, "synth") == 0)

@@ -1048,7 +1048,8 @@ struct fdsl_trainer_batch {
     size_t size;              /* sizeof(struct fdsl_trainer_batch) of the caller */
     const void *images;       /* host memory, or memory of the trainer's device (aligned to 16 bytes) */
     const int64_t *labels;    /* the class of each sample, or -1: it does not count. Host or device memory */
-    const uint8_t *multi_hot; /* config.multi_hot: one byte per class of each sample, in host memory */
+    const uint8_t *multi_hot; /* config.multi_hot: one byte per class of each sample, 1 if it has the class,
+                               * else 0; all 255: it does not count. Host memory */
     uint32_t count;
     float share; /* with config.mixed: sample i has the class of sample i with this weight, and that of sample
                   * count - 1 - i with the rest, as timm's Mixup and streams mix a batch; 0 or 1: not mixed */
@@ -1071,7 +1072,7 @@ struct fdsl_trainer_info {
     uint32_t epoch, epochs; /* completed epochs, and those of the training run */
     uint32_t step, steps;   /* steps of the current epoch that were begun, and steps of an epoch */
     uint32_t batch;         /* samples of this rank in the next step */
-    /* After the latest completed epoch; NaN before the first one is complete: */
+    /* Results of the latest completed epoch; NaN before: */
     double train_loss, train_accuracy; /* means over its steps */
     double test_loss, test_accuracy;   /* NaN without a test set */
     double epoch_s;                    /* duration of its steps */
@@ -1130,7 +1131,9 @@ FDSL_API enum fdsl_status fdsl_trainer_load(struct fdsl_trainer *trainer, const 
 
 /* fdsl_trainer_export() writes the parameters as safetensors, with the names of torchvision or timm, as
  * --export does. fdsl_trainer_import() reads parameters as --init does, and clears the moments of the
- * optimizer; FDSL_INVALID within an epoch. */
+ * optimizer; FDSL_INVALID within an epoch. Import before the first epoch: Adam's corrections for moments of
+ * zero depend on the step of the training run, so later its first updates would be up to (1 - beta1) /
+ * sqrt(1 - beta2) = 3.2 times as large. */
 FDSL_API enum fdsl_status fdsl_trainer_export(struct fdsl_trainer *trainer, const char *path);
 FDSL_API enum fdsl_status fdsl_trainer_import(struct fdsl_trainer *trainer, const char *path);
 

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/timer.h"
 #include "lib/call.h"
 #include "machine/comm.h"
@@ -388,10 +389,8 @@ static enum status all_gather(const void *mine, size_t bytes, void *all)
 static enum status find_machine(void)
 {
     char name[HOST_NAME_MAX + 1] = "";
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
     (void)gethostname(name, sizeof name - 1);
-    for (const char *at = name; *at; at++)
-        hash = (hash ^ (uint8_t)*at) * UINT64_C(0x100000001b3);
+    const uint64_t hash = fnv_add(FNV_BEGIN, name, strlen(name));
     ranks.hosts = calloc((size_t)ranks.size, sizeof *ranks.hosts);
     TRY(ALLOCATED(ranks.hosts, "out of memory"));
     TRY(all_gather(&hash, sizeof hash, ranks.hosts));

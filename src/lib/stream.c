@@ -305,13 +305,13 @@ static enum status get_crop(const struct fdsl_stream_config *config, struct imag
     return crop_range_set(names, config->crop_scale, config->crop_ratio, &fit->range);
 }
 
-/* Hashes the fields that determine the images and, with mixtures, the targets, which have `classes` columns.
- */
 static bool rand_augments(const struct fdsl_stream_config *config)
 {
     return config->rand_augment >= 0 || config->rand_augment_policy;
 }
 
+/* Hashes the fields that determine the images and, with mixtures, the targets, which have `classes` columns.
+ */
 static uint64_t hash_transform(const struct fdsl_stream_config *config, int fit, uint32_t channels,
                                uint32_t classes, const struct image_output *output)
 {

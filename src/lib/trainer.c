@@ -590,6 +590,25 @@ static enum status take_labels(struct fdsl_trainer *self, const int64_t *labels,
     return STATUS_OK;
 }
 
+/* Checks multi-hot labels of the caller, which are in host memory. */
+static enum status check_rows(const struct fdsl_trainer *self, const uint8_t *rows, uint32_t count)
+{
+    const uint32_t classes = self->given.classes;
+    for (uint32_t i = 0; i < count; i++, rows += classes) {
+        uint8_t any = 0, all = UINT8_MAX;
+        for (uint32_t k = 0; k < classes; k++) {
+            any |= rows[k];
+            all &= rows[k];
+        }
+        if (any > 1 && all != STREAM_IGNORED)
+            return status_set(STATUS_USAGE,
+                              "multi_hot: sample %" PRIu32 " has a byte that is neither 0 nor 1; 1 says that "
+                              "it has the class, and %d in all bytes that it does not count",
+                              i, STREAM_IGNORED);
+    }
+    return STATUS_OK;
+}
+
 /* Copies multi-hot labels from device memory, and waits for them. */
 static enum status copy_rows(struct fdsl_trainer *self, uint32_t count, void *cuda_stream)
 {
@@ -619,10 +638,12 @@ static enum status hand_over(struct fdsl_trainer *self, const struct lib_batch_p
         given->device_labels = parts->labels;
     else
         TRY(take_labels(self, given->multi_hot ? NULL : parts->labels, parts->count));
+    if (self->device >= 0 && given->rows && device_has(self->device, given->rows))
+        TRY(copy_rows(self, parts->count, cuda_stream));
+    if (given->rows && !self->stream)
+        TRY(check_rows(self, given->rows, parts->count));
     if (self->device < 0)
         return STATUS_OK;
-    if (given->rows && device_has(self->device, given->rows))
-        TRY(copy_rows(self, parts->count, cuda_stream));
     if (!on_device) {
         TRY(copy_in(self, parts->images, parts->count));
         cuda_stream = self->bridge;
@@ -637,14 +658,14 @@ static enum fdsl_status take_streamed(struct fdsl_trainer *self, const struct tr
 {
     struct lib_batch_parts parts;
     enum fdsl_status result = FDSL_OK;
+    if (release_held(self) != STATUS_OK) /* of a step that failed */
+        return lib_relay(STATUS_FAILED);
     if (self->seeks)
         result = fdsl_stream_seek(self->stream, at->epoch, at->step);
     if (result != FDSL_OK)
         return result;
     self->seeks = false;
     void *const bridge = self->stream_device < 0 ? NULL : self->bridge;
-    if (release_held(self) != STATUS_OK) /* of a step that failed */
-        return lib_relay(STATUS_FAILED);
     do
         result = fdsl_stream_next(self->stream, bridge, &self->held);
     while (result == FDSL_END);
@@ -654,7 +675,9 @@ static enum fdsl_status take_streamed(struct fdsl_trainer *self, const struct tr
     if (parts.epoch != at->epoch || parts.step != at->step)
         return lib_invalid("stream: it is not at the step of the trainer; take no batches from it yourself");
     self->at_caller = false;
-    return lib_relay(hand_over(self, &parts, self->stream_device >= 0, bridge));
+    const enum status status = hand_over(self, &parts, self->stream_device >= 0, bridge);
+    self->seeks = status != STATUS_OK; /* after a failure, the next call takes this batch again */
+    return lib_relay(status);
 }
 
 /* ---- Steps ---- */
@@ -837,7 +860,7 @@ static enum status judge(struct fdsl_trainer *self, const struct lib_batch_parts
     TRY(ALLOCATED(labels && (rows || !self->given.multi_hot), "out of memory for labels"));
     for (uint32_t i = 0; i < parts->count; i++) {
         labels[i] = rows ? i : (uint32_t)self->labels[i];
-        if (self->labels[i] < 0)
+        if (self->labels[i] < 0 || (rows && parts->rows[(size_t)i * classes] == STREAM_IGNORED))
             return status_set(STATUS_USAGE, "labels: sample %" PRIu32 " has none; leave it out", i);
         for (uint32_t w = 0; rows && w < words; w++)
             rows[(size_t)i * words + w] = multi_hot_pack(parts->rows + (size_t)i * classes, classes, w);
@@ -857,9 +880,14 @@ static enum status evaluate_batch(struct fdsl_trainer *self, const struct lib_ba
     if (parts->share < 1)
         return status_set(STATUS_USAGE,
                           "share: samples that are mixed cannot be evaluated; give them unmixed");
-    if (parts->labels && self->device >= 0 && device_has(self->device, parts->labels))
-        return status_set(STATUS_USAGE, "labels: they are in device memory; copy them to the host");
-    TRY(take_labels(self, self->given.multi_hot ? NULL : parts->labels, parts->count));
+    const bool multi_hot = self->given.multi_hot;
+    if (self->device >= 0 &&
+        device_has(self->device, multi_hot ? (const void *)parts->rows : (const void *)parts->labels))
+        return status_set(STATUS_USAGE, "%s: they are in device memory; copy them to the host",
+                          multi_hot ? "multi_hot" : "labels");
+    TRY(take_labels(self, multi_hot ? NULL : parts->labels, parts->count));
+    if (multi_hot)
+        TRY(check_rows(self, parts->rows, parts->count));
     if (!logits && !self->logits)
         self->logits = malloc((size_t)most * self->given.classes * sizeof *logits);
     TRY(ALLOCATED(logits || self->logits, "out of memory for logits"));

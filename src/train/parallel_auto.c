@@ -58,8 +58,7 @@ static void make_trial(struct choosing *choosing)
 }
 
 /* Adds a way to the candidates with its planned memory, unless it is excluded, or no cut into its stages
- * fits.
- */
+ * fits. */
 static enum status add_way(struct choosing *choosing, const struct parallel_way *way)
 {
     const size_t ranks = (size_t)choosing->partition->ranks;

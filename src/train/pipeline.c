@@ -388,8 +388,7 @@ static double find_best(const struct pipe_costs *costs, uint32_t stages, stage_c
     return best[0];
 }
 
-/* Takes the cut with the least cost; if there are several, the first stages get as many pieces as possible.
- */
+/* Takes a cut with the least cost: the one in which the first stages have as many pieces as possible. */
 static enum status choose(const struct pipe_costs *costs, const uint32_t *starts, uint32_t stages,
                           double *best, uint32_t *begins)
 {

@@ -115,7 +115,7 @@ enum status pipeline_ideal(const struct pipeline_plan *plan, const struct pipe_m
 /* Returns the largest number of stages into which the network can be cut. */
 uint32_t pipe_pieces(const struct model *model);
 
-/* Costs of the pieces of a network, in the order of its layers, and the limits of the stages. */
+/* Costs of the pieces of a network, in the order of its layers, and limits of the stages. */
 struct pipe_costs {
     uint32_t pieces;
     bool limited; /* the stages have limits; otherwise all members after `seconds` are ignored */

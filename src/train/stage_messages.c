@@ -13,7 +13,7 @@ static bool sends(enum stage_link link)
 
 /* ---- Device memory ---- */
 
-/* The facts that a rank tells the others. */
+/* The message of a rank to all others. */
 struct card {
     struct stage_handle handles[STAGE_LINKS]; /* of the links on which it sends */
     bool failed;
