@@ -221,8 +221,9 @@ Test(mpi_train, the_choice_of_parallelism_respects_the_limit_of_each_rank)
     cr_expect_not_null(strstr(err, "--parallel auto: a pipeline of 2 ranks ("), "%s", err);
     cr_expect_not_null(strstr(err, "data parallel on 2 ranks needs "), "%s", err);
     cr_expect_str_eq(value(out, 3, "parallel"), "pipeline");
-    run_well(2, "--variant train-omp --model lenet --train-size 64 --test-size 9 --epochs 1 --threads 1 "
-                "--batch 16 --format csv --parallel auto --microbatches 2");
+    /* One layer cannot be a pipeline, so that measured times do not decide. */
+    run_well(2, "--variant train-omp --model logreg --train-size 64 --test-size 9 --epochs 1 --threads 1 "
+                "--batch 16 --format csv --parallel auto");
     cr_expect_not_null(strstr(err, "--parallel auto: data parallel on 2 ranks ("), "%s", err);
     cr_expect_str_eq(value(out, 3, "exchange"), "mpi");
     cr_expect_str_eq(value(out, 3, "bubble"), "");
