@@ -1266,7 +1266,7 @@ static void check_large(void)
 #define OUTPUTS     8
 #define LAUNCHES    200
 
-/* Times that a copy of these bytes within an H200 takes: 4.1 TB/s (docs/notes/ops_gpu.md). */
+/* Times that a copy of these bytes within an H200 takes: 4.1 TB/s (docs/notes/ops.md). */
 static double floor_us(double bytes)
 {
     return bytes / 4.1e6;

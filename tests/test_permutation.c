@@ -1,6 +1,6 @@
 /* Tests the random permutations of core/philox.h. Every permutation must be a bijection, and the
  * statistics must agree with those of uniformly random permutations. Permutations are pure functions of
- * seeds, so the counts in these tests never change. docs/ops.md lists the tests. */
+ * seeds, so the counts in these tests never change. docs/notes/ops.md says which networks fail. */
 #include <criterion/criterion.h>
 
 #include <math.h>

@@ -86,7 +86,8 @@ class Reference:
             if not path.exists():
                 raise Failed(f"no file {path.name} in {path.parent}", 2)
             kind, rows = read_file(path) if path.parent == self.folder else ("other", [])
-            if kind == "other":  # points from publications, and rows of other programs
+            kind = "other" if kind == "log" else kind
+            if kind == "other":  # points from publications, rows of other programs, and rows of steps
                 header, records = read_csv(path)
                 rows = [Row(zip(header, map(number_or_text, fields))) for _, fields in records]
                 for row, (_, fields) in zip(rows, records):

@@ -482,7 +482,7 @@ static enum status explain_foreign(const struct options *options, int shown, con
     if (!foreign->ours)
         return status_set(STATUS_USAGE,
                           "unknown option '%.*s': this option of timm has no equivalent here; see "
-                          "docs/train_recipe.md",
+                          "docs/recipes.md",
                           shown, argument);
     enum status status =
         options->explain ? options->explain(options->explain_context, foreign->ours) : STATUS_OK;

@@ -93,8 +93,8 @@ FDSL_HD float philox_unit(uint32_t word)
  * that are not below n are permuted again until the result is below n ("cycle walking": Black and Rogaway,
  * "Ciphers with arbitrary finite domains", CT-RSA 2002). If n > 64, this takes fewer than four permutations
  * on average. Mitchell et al., "Bandwidth-optimal random shuffling for GPUs", ACM TOPC 2022, use such
- * networks with rounds of Philox to shuffle on GPUs. docs/ops.md describes the statistical tests by which the
- * number of rounds was chosen. */
+ * networks with rounds of Philox to shuffle on GPUs. The number of rounds was chosen by the statistical tests
+ * of tests/test_permutation.c (docs/notes/ops.md). */
 
 #ifndef PERMUTATION_ROUNDS /* tests set other numbers */
 #define PERMUTATION_ROUNDS 8
