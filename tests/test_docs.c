@@ -14,11 +14,6 @@ static void start(void)
 TestSuite(docs, .init = start, .timeout = 60);
 
 #define PAGES "README.md docs/*.md"
-/* Copies the pages and the rows to $D, so that a test can change them. */
-#define COPY                                                                                   \
-    "rm -rf $D/docs $D/results && mkdir -p $D/results && cp README.md $D && cp -r docs $D && " \
-    "cp results/README.md $D/results && cp -r results/reference $D/results && "
-#define NUMBERS "scripts/check/docs_numbers.py --root $D "
 #define OPTIONS                                                                               \
     "{ $P --help --verbose; $P --prepare --help; $P compare --help; } | sed -n 's/^  \\(-., " \
     "\\)\\?\\(--[a-z0-9-]*\\).*/\\2/p' | "                                                    \
@@ -33,12 +28,12 @@ Test(docs, every_option_is_on_a_page)
     cr_expect_str_eq(out, "", "these options are on no page: %s", out);
 }
 
-Test(docs, every_link_leads_to_a_file)
+Test(docs, every_link_leads_to_a_file_and_a_heading)
 {
-    shell("for page in " PAGES " results/README.md results/reference/README.md; do "
-          "grep -o '](\\([^)#]*\\)' $page | cut -c 3- | grep -v '^http' | "
-          "while read -r file; do test -e $(dirname $page)/$file || echo $page: $file; done; done");
-    cr_expect_str_eq(out, "", "%s", out);
+    if (shell("python3 -c ''") != 0)
+        cr_skip_test("python3 is not installed");
+    shell("tests/check_links.py");
+    cr_expect_eq(status, 0, "%s", out);
 }
 
 Test(docs, the_order_of_variant_auto_is_on_its_page)
@@ -433,61 +428,78 @@ static void need_python(void)
 
 TestSuite(numbers, .init = need_python, .fini = remove_copy, .timeout = 300);
 
-Test(numbers, numbers_on_the_pages_equal_those_of_the_rows)
+Test(numbers, numbers_and_tables_on_the_pages_are_those_of_the_rows)
 {
-    shell("scripts/check/docs_numbers.py");
-    cr_expect_eq(status, 0,
-                 "scripts/check/docs_numbers.py --fix writes the numbers of the rows into the pages: %s",
+    shell("scripts/figures/measured.py");
+    cr_expect_eq(status, 0, "scripts/figures/measured.py --fix writes numbers and tables into the pages: %s",
                  out);
 }
 
-/* Changes of the pages, rows or docs/numbers.txt, and the messages that they must cause. */
+/* A project of two pages and a file of rows. */
+#define PROJECT                                                                                             \
+    "rm -rf $D/* && mkdir -p $D/docs/measured $D/results/reference/quoted && cd $D && "                     \
+    "printf 'variant,batch,items,time_median_s,device,revision,settled\\n"                                  \
+    "fused,8,100,0.001,A GPU,abc,yes\\nfused,64,100,0.0005,A GPU,abc,yes\\n"                                \
+    "bat,8,100,0.004,A GPU,abc,no\\n' > results/reference/quoted/own.csv && "                               \
+    "printf '| file | command and conditions |\\n|---|---|\\n"                                              \
+    "| `quoted/own.csv` | `run it`, see [x](../../docs/x.md) |\\n' > results/reference/README.md && "       \
+    "printf 'It takes 1<!-- us(fused @quoted/own batch=8) ~.0 --> µs, twice 5<!-- stated --> GB/s.\\n' > " \
+    "docs/x.md && printf '# Own\\n\\n<!-- table quoted/own\\nby batch \"images\"\\n"                        \
+    "column fused (µs) | us(fused)\\ncolumn ratio | us(bat)/us(fused) ~2\\n"                               \
+    "column done | text.settled(fused)\\n-->\\n<!-- end -->\\n' > docs/measured/own.md && cd - >/dev/null " \
+    "&& "
+#define MEASURED "scripts/figures/measured.py --root $D"
+
+Test(numbers, tables_are_written_from_the_rows)
+{
+    SHELL(1, PROJECT MEASURED);
+    EXPECT_OUT("docs/measured/own.md:9: differs from the rows",
+               "docs/x.md:1: differs from the rows; they give: It takes 10<!-- us(");
+    SHELL(0, MEASURED " --fix && " MEASURED " && cat $D/docs/*.md $D/docs/measured/own.md");
+    EXPECT_OUT(
+        "It takes 10<!-- us(fused @quoted/own batch=8) ~.0 --> µs",
+        "\n| images | fused (µs) | ratio | done |\n|---|--:|--:|---|\n"
+        "| 8 | 10.0 | 4.0 | yes |\n| 64 | 5.00 | – | yes |\n\n"
+        "Rows: [quoted/own.csv](../../results/reference/quoted/own.csv); A GPU; revision abc. Command: "
+        "`run it`, see [x](../x.md).\n<!-- end -->\n");
+}
+
+/* Faults of pages and rows, the exit status, and the message that each must cause. */
 static const struct {
-    const char *change, *says;
+    const char *change;
+    int status;
+    const char *says;
 } changes[] = {
-    {"awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"variant\"] == \"fused\" { "
-     "sub(/^5$/, \"6\", $at[\"compute_ms\"]) } 1' results/reference/h200_break_even_synth.csv > "
-     "$D/results/reference/h200_break_even_synth.csv",
-     "images(fused compute_ms=5): 0 rows of h200_break_even_synth fit 'variant=fused compute_ms=5"},
-    {"awk -F, -v OFS=, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } $at[\"variant\"] == \"shards-gpu\" "
-     "{ "
-     "$at[\"time_median_s\"] *= 2 } 1' results/reference/h200_decode_40k.csv > "
-     "$D/results/reference/h200_decode_40k.csv",
-     " should be 19,500, from rate(shards-gpu decoder=hardware)\n"},
-    {"sed -i 's/H200, [0-9.]* times as fast/H200, 9.99 times as fast/' $D/README.md", ": 9.99 should be "},
-    {"sed -i 's/| shards on disk/| shards on a disk/' $D/README.md",
-     "0 lines of README.md contain '| shards on disk | `shards-gpu` | {} | {} | {} % |', expected 1"},
-    {"echo 'A fast one takes 3.5 µs per image.' >> $D/README.md", ": 3.5 µs has no row in docs/numbers.txt"},
-    {"printf '\\n| a | time |\\n|---|---|\\n| b | 12.5 |\\n' >> $D/docs/train_mixed.md",
-     ": 12.5 has no row in docs/numbers.txt"},
-    {"echo '# New' > $D/docs/new.md", "docs/new.md is not a page of docs/numbers.txt"},
-    {"sed -i 's/^page README.md$/&\\nother ## Two floors: counted/' $D/docs/numbers.txt",
-     "no line of README.md begins with '## Two floors'"},
-    {"sed -i 's/^    rate(shards-gpu decoder=hardware); rate(shards-gpu decoder=auto).*/    "
-     "rate(shards-gpu)/' "
-     "$D/docs/numbers.txt",
-     "the line has 3 {}, but 1 values follow"},
-    {"sed -i 's/images(fused compute_ms=);/images(fused compute_ms=).real;/' $D/docs/numbers.txt",
-     "is not arithmetic over"},
+    {"sed -i 's/0.001/0.002/' $D/results/reference/quoted/own.csv", 1, "docs/x.md:1: differs from the rows"},
+    {"sed -i 's/| 10.0 |/| 10.1 |/' $D/docs/measured/own.md", 1,
+     "own.md:11: differs from the rows; they give: | 8 | 10.0"},
+    {"echo 'It draws 500 images/s.' >> $D/docs/x.md", 1, "docs/x.md:2: '500 images/s' has no row"},
+    {"echo 'It is 3 times as fast.' >> $D/docs/x.md", 1, "'3 times as fast' has no row"},
+    {"echo 'Here<!-- us(fused @quoted/own) --> is none.' >> $D/docs/x.md", 1, "no number before '<!-- us("},
+    {"sed -i 's/batch=8/batch=9/' $D/docs/x.md", 1, "no row of quoted/own fits 'variant=fused batch=9'"},
+    {"sed -i 's/batch=8) //' $D/docs/x.md", 1, "is not arithmetic over"},
+    {"sed -i 's/ batch=8//' $D/docs/x.md", 1,
+     "2 rows of quoted/own fit 'variant=fused'; select one with min"},
+    {"sed -i 's/@quoted.own batch/@none batch/' $D/docs/x.md", 1, "no file none.csv in"},
+    {"sed -i 's/batch=8/bacth=8/' $D/docs/x.md", 1, "no column 'bacth' in quoted/own.csv"},
+    {"sed -i 's/^by batch.*/by bacth/' $D/docs/measured/own.md", 1, "'by bacth': no such column"},
+    {"sed -i 's/^by batch.*/bye/' $D/docs/measured/own.md", 1, "'bye' is no line of a table"},
+    {"sed -i '/^by batch/d' $D/docs/measured/own.md", 1,
+     "needs lines `column`, and either `by` or lines `row`"},
+    {"sed -i '/-- end --/d' $D/docs/measured/own.md", 1, "a table has no '<!-- end -->'"},
+    {"rm $D/results/reference/README.md", 1, "results/reference/README.md has no command for quoted/own.csv"},
+    {"rm $D/docs/x.md; set -- docs/x.md", 2, "no page docs/x.md"},
 };
 
 Test(numbers, changes_are_detected)
 {
+    SHELL(0, PROJECT MEASURED " --fix && mkdir $D/right && cp -r $D/docs $D/results $D/right");
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
-        shell(COPY "{ %s; } && " NUMBERS "README.md docs/train_mixed.md results/reference/README.md",
-              changes[i].change);
-        cr_expect_eq(status, 1, "%s: %d, %s", changes[i].change, status, out);
+        shell("cp -r $D/right/. $D && { %s; } && " MEASURED " \"$@\"", changes[i].change);
+        cr_expect_eq(status, changes[i].status, "%s: %d, %s", changes[i].change, status, out);
         cr_expect(says(changes[i].says), "%s: %s", changes[i].change, out);
         cr_expect(!says("Traceback"), "%s", out);
     }
-}
-
-Test(numbers, unknown_pages_and_repeated_lists_are_refused)
-{
-    SHELL(2, "scripts/check/docs_numbers.py docs/laod.md");
-    EXPECT_OUT("no page 'docs/laod.md' in docs/numbers.txt; did you mean 'docs/load.md'?");
-    SHELL(2, COPY "echo 'page README.md' >> $D/docs/numbers.txt; " NUMBERS);
-    EXPECT_OUT("a second list of README.md; merge it with the first");
 }
 
 /* tests/mutate.py draws the same faults from the same seed, in C and in Python. */
@@ -545,13 +557,4 @@ Test(numbers, planted_faults_are_caught_or_survive)
                "caught by a = 1: exit 1\nnot part of this build\nsurvived 1 suites\n",
                "\n1 of 2 caught (50 %), 1 survived.\n");
     cr_expect_eq(count_of(out, "x.c: constant: not part"), 1, "a repeated run does not continue: %s", out);
-}
-
-Test(numbers, new_rows_are_written_into_the_pages)
-{
-    SHELL(0, COPY "%s && " NUMBERS "--fix; " NUMBERS, changes[1].change);
-    shell("diff README.md $D/README.md");
-    EXPECT_OUT("decoded by the GPU | `shards-gpu --decode` | 19,500 | 11,000 | 53 % |");
-    shell("grep -c . $D/README.md; grep -c . README.md");
-    cr_expect_eq(atoi(out), atoi(strchr(out, '\n')), "%s", out);
 }

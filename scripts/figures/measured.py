@@ -88,9 +88,9 @@ class Reference:
             kind, rows = read_file(path) if path.parent == self.folder else ("other", [])
             if kind == "other":  # points from publications, and rows of other programs
                 header, records = read_csv(path)
-                rows = [Row(zip(header, fields)) for _, fields in records]
-                for row in rows:
-                    row.texts = row
+                rows = [Row(zip(header, map(number_or_text, fields))) for _, fields in records]
+                for row, (_, fields) in zip(rows, records):
+                    row.texts = dict(zip(header, fields))
             self.files[name] = [row for row in rows if kind == "other" or stands_for_run(row)]
             for row in self.files[name]:
                 row.file = name
@@ -100,6 +100,13 @@ class Reference:
         """Returns the command and conditions of a file, with links relative to a page; None if there is no entry."""
         text = next((text for pattern, text in self.commands if fnmatch.fnmatch(f"{name}.csv", pattern)), None)
         return text and re.sub(r"\]\((?!http)([^)]*)\)", lambda link: f"]({os.path.relpath(self.folder / link[1], page.parent)})", text)
+
+
+def number_or_text(text):
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def split_filters(words, known=True):

@@ -273,24 +273,77 @@ static void column_row(const struct described *described, const struct column *c
     row_text(row, "about", column->about);
 }
 
-/* Prints columns of a workload as a table of Markdown. */
-static enum status print_columns(const struct described *described, const struct column *columns,
-                                 size_t count)
+/* Returns the first workload, before this one, whose rows have the same column, or NULL. */
+static const struct workload *described_by(const struct workload *workload, const struct column *column)
 {
-    puts("\n| column | type | unit | all ranks | meaning |\n|---|---|---|---|---|");
-    for (size_t i = 0; i < count; i++) {
-        CLOSED_BY(row_free) struct row row = {0};
-        column_row(described, &columns[i], &row);
-        TRY(row_check(&row));
-        const char *option = row_get_word(&row, "option");
-        const char *fallback = columns[i].type == VALUE_SWITCH ? "" : row_get_word(&row, "default");
-        printf("| `%s` | %s | %s | %s | ", columns[i].name, row_get_word(&row, "type"), columns[i].unit,
-               row_get_word(&row, "ranks"));
-        if (*option)
-            printf("`--%s`%s%s: ", option, *fallback ? ", default " : "", fallback);
-        for (const char *c = columns[i].about; *c; c++)
-            printf(*c == '|' ? "\\%c" : "%c", *c);
-        puts(" |");
+    for (size_t i = 0; workload_table[i] && workload_table[i] != workload; i++) {
+        const struct row_columns *columns;
+        if (columns_of(workload_table[i], &columns) != STATUS_OK)
+            return NULL;
+        for (const struct column *other = columns->row; other->name; other++)
+            if (strcmp(other->name, column->name) == 0 && strcmp(other->about, column->about) == 0)
+                return workload_table[i];
+    }
+    return NULL;
+}
+
+/* Returns the length of the first sentence of a text, without a list after a colon. Parentheses stay whole,
+ * and words before an early colon name the scope of the sentence. */
+static int first_sentence(const char *text)
+{
+    int depth = 0, at = 0;
+    for (; text[at]; at++) {
+        depth += (text[at] == '(') - (text[at] == ')');
+        bool word_ends = text[at + 1] == ' ' || !text[at + 1];
+        if (depth == 0 && word_ends && (strchr(".;", text[at]) || (text[at] == ':' && at > 32)))
+            break;
+    }
+    return at;
+}
+
+/* Prints a column as an item of a list: name, type, unit, how ranks combine (unless first), and meaning. */
+static enum status print_column(const struct described *described, const struct column *column)
+{
+    CLOSED_BY(row_free) struct row row = {0};
+    column_row(described, column, &row);
+    TRY(row_check(&row));
+    const char *option = row_get_word(&row, "option"), *combine = row_get_word(&row, "ranks");
+    const char *fallback = column->type == VALUE_SWITCH ? "" : row_get_word(&row, "default");
+    printf("- `%s` (%s", column->name, row_get_word(&row, "type"));
+    if (column->unit && *column->unit)
+        printf(", %s", column->unit);
+    if (column->combine != COMBINE_FIRST)
+        printf(", %s", combine);
+    printf("): ");
+    if (*option) /* --help has the rest of the text */
+        printf("`--%s`%s%s: %.*s\n", option, *fallback ? ", default " : "", fallback,
+               first_sentence(column->about), column->about);
+    else
+        puts(column->about);
+    return STATUS_OK;
+}
+
+/* Prints columns of a workload as a list of Markdown. With `shared`, a column that an earlier workload has
+ * too is only named. */
+static enum status print_columns(const struct described *described, const struct column *columns,
+                                 size_t count, bool shared)
+{
+    putchar('\n');
+    for (size_t i = 0; i < count; i++)
+        if (!shared || !described_by(described->workload, &columns[i]))
+            TRY(print_column(described, &columns[i]));
+    for (size_t w = 0; shared && workload_table[w]; w++) {
+        const char *before = "";
+        for (size_t i = 0; i < count; i++) {
+            if (described_by(described->workload, &columns[i]) != workload_table[w])
+                continue;
+            if (!*before)
+                printf("- as in `%s`: ", workload_table[w]->name);
+            printf("%s`%s`", before, columns[i].name);
+            before = ", ";
+        }
+        if (*before)
+            putchar('\n');
     }
     return STATUS_OK;
 }
@@ -306,11 +359,11 @@ static enum status print_workload(const struct workload *workload, bool shared)
     printf("\n## %s\n\nSchema `%s`. An item is one of the %s.\n", workload->name, workload->schema,
            workload->item);
     if (!shared)
-        return print_columns(&described, columns->row, count_columns(columns->row));
+        return print_columns(&described, columns->row, count_columns(columns->row), false);
     printf("\nOptions, after `%s`:\n", run_columns[first - 1].name);
-    TRY(print_columns(&described, columns->row + first, columns->shared - first));
+    TRY(print_columns(&described, columns->row + first, columns->shared - first, true));
     printf("\nMeasured, after `%s`:\n", result_columns[COUNT_OF(result_columns) - 1].name);
-    return print_columns(&described, workload->columns, count_columns(workload->columns));
+    return print_columns(&described, workload->columns, count_columns(workload->columns), true);
 }
 
 static enum status print_page(const struct workload *only)
@@ -323,34 +376,31 @@ static enum status print_page(const struct workload *only)
              "programs, and\n`--workload NAME` prints the columns of one workload in the order of its rows. "
              "In CSV and JSON, `workload` is empty\nfor files of `--log` and `--monitor`; `option` is the "
              "option whose value the column shows, and `argument` tells whether\nthis option takes a value. "
-             "It does not if it is a flag, or if there is no option.\n");
-    puts("An empty cell means that a value is unknown or does not apply. A column of the type `flag` that "
-         "shows "
-         "an option is\n1 if the option is given, else 0; other flags are `yes` or `no`. In JSON, all flags "
-         "are "
-         "`true` or `false`.\n\n"
-         "With several ranks there is one row per rank, and one with `rank` = `all`. The column *all ranks* "
-         "tells how that row\ncombines the values of the ranks: `first` takes the value of rank 0, `common` "
-         "the "
-         "value that all ranks share; `min`,\n`mean`, `max` and `sum` need a value of every rank; `computed` "
-         "means that the value is computed from the samples and the\nwork of all ranks "
-         "([ranks.md](ranks.md#time)); `none` means that the value is empty.");
+             "This page says the main thing about an option; `--help` has all.\n");
+    puts("After the name of a column come its type, its unit, and how the row of all ranks combines the "
+         "values of the ranks. This\nrow has `rank` = `all`. It takes the value of rank 0, unless the list "
+         "says `common`: the value that all ranks share; `min`,\n`mean`, `max` or `sum`: a value of every "
+         "rank is needed; `computed`: from the samples and the work of all ranks\n"
+         "([ranks.md](ranks.md#time)); or `none`: the value is empty.\n\n"
+         "An empty cell means that a value is unknown or does not apply. A column of the type `flag` that "
+         "shows an option is\n1 if the option is given, else 0; other flags are `yes` or `no`. In JSON, all "
+         "flags are `true` or `false`.");
     if (only)
         return print_workload(only, false);
     puts("\n## All workloads\n\nFirst:");
-    TRY(print_columns(&common, run_columns, COUNT_OF(run_columns)));
+    TRY(print_columns(&common, run_columns, COUNT_OF(run_columns), false));
     puts("\nAfter the options of the workload:");
-    TRY(print_columns(&common, result_columns, COUNT_OF(result_columns)));
+    TRY(print_columns(&common, result_columns, COUNT_OF(result_columns), false));
     puts("\nAfter the columns that the workload measures:");
-    TRY(print_columns(&common, check_columns, COUNT_OF(check_columns)));
+    TRY(print_columns(&common, check_columns, COUNT_OF(check_columns), false));
     puts("\nA row of `--samples-out` has the columns up to the options, and then:");
-    TRY(print_columns(&common, sample_columns, COUNT_OF(sample_columns)));
+    TRY(print_columns(&common, sample_columns, COUNT_OF(sample_columns), false));
     for (size_t i = 0; workload_table[i]; i++)
         TRY(print_workload(workload_table[i], true));
     for (size_t i = 0; i < COUNT_OF(other_files); i++) {
         const struct described file = {.workload = &other_files[i]};
         printf("\n## Schema `%s`\n\n%s\n", other_files[i].schema, other_files[i].summary);
-        TRY(print_columns(&file, other_files[i].columns, count_columns(other_files[i].columns)));
+        TRY(print_columns(&file, other_files[i].columns, count_columns(other_files[i].columns), false));
     }
     return STATUS_OK;
 }
