@@ -907,7 +907,7 @@ class Loader:
 
     def save_state(self, path: Path) -> None:
         """Writes the state to a file, for load_state() and for `fdsl-bench --workload train --init-state FILE`. The file is
-        text, about 300 bytes, and replaced atomically; only an earlier state or an empty file is replaced. One rank
+        text, a few hundred bytes, and replaced atomically; only an earlier state or an empty file is replaced. One rank
         should write it. Raises ValueError or Error with the path and the reason."""
         check(lib.fdsl_state_write(self._state(), _named(path)))
 

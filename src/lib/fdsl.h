@@ -918,7 +918,7 @@ FDSL_API enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, str
  * another field that determines the batches differs; the position then does not change. */
 FDSL_API enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const struct fdsl_state *state);
 
-/* Writes a state to a file, atomically, or reads it. The file is text, about 300 bytes, the same on every
+/* Writes a state to a file, atomically, or reads it. The file is text, a few hundred bytes, the same on every
  * machine. `fdsl-bench --workload train` continues from such a file with --init-state, and writes one with
  * --export-state. fdsl_state_write() replaces only a state or an empty file. FDSL_INVALID if `path` is no
  * state or cannot be written, FDSL_FAILED if it is damaged or cannot be read; the message begins with the
