@@ -487,7 +487,7 @@ static const struct trial planted[] = {
  * norm of the correct values. `gradients` is for the gradients of the first step, and `logits` for the logits
  * of the test set. `chosen_gradients` replaces `gradients` for networks with ReLU or max-pooling. In these
  * layers, rounding may select another element, so gradients differ more. Losses and parameter updates have
- * the bounds of --verify. docs/train_mixed.md gives the reasons. */
+ * the bounds of --verify. docs/notes/engines.md gives the reasons. */
 struct contender {
     const struct engine *engine;
     double gradients, chosen_gradients, logits;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Prints tests/ifs3d_vectors.h: classes, views and point clouds of the formula ifs3d, as NumPy computes them from the
-definition in docs/formulas.md. Independent of the C code.
+definition in src/synth/ifs3d.h. Independent of the C code.
 
     pip install numpy && tests/ifs3d_vectors.py > tests/ifs3d_vectors.h      (about four minutes)
 """

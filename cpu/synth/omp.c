@@ -1,5 +1,5 @@
-/* The variant `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`. docs/omp.md
- * shows where the time goes. omp_ifs.c draws fractals.
+/* The variant `omp`: OpenMP over images, SIMD over vertices and pixels; bit-identical to `naive`.
+ * docs/notes/synth.md shows where the time goes. omp_ifs.c draws fractals.
  *
  * If there are at least two threads per image of the batch, each image is split into parts. Vertices are
  * independent of each other, so a polygon can be cut into ranges of consecutive vertices ("arcs"). A part is

@@ -1,5 +1,5 @@
 /* The variants `train-omp` and `infer-omp`: OpenMP divides samples and matrix tiles among threads; the inner
- * loops use SIMD. docs/train_omp.md shows where the time goes.
+ * loops use SIMD. docs/notes/engines.md says where the time goes.
  *
  * Convolutions process one sample per thread; linear layers process the whole batch. Networks with batch
  * normalisation pass through the blocks layer by layer (omp_layers.c). Results are bit-identical for any

@@ -3,7 +3,7 @@
  *
  * With a warm page cache, shards are mapped once, and data is copied from the mappings (machine/guard.h).
  * Otherwise, data is read with pread(), because page faults on missing pages are slower than reads.
- * docs/notes/load_gpu.md has measurements. */
+ * docs/notes/load.md has measurements. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

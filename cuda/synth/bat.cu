@@ -69,7 +69,7 @@ struct bat_scratch {
  * `stages` contains all stages, unless stages are timed separately. `paint_blocks` is the maximum number of
  * blocks that paint one image. It equals the number of multiprocessors, so that blocks of several images run
  * at the same time. The orbits of one image write to the same 32-byte sectors. If all orbits of an image were
- * painted at once, these writes would contend in the L2 cache (docs/notes/ladder.md has measurements). */
+ * painted at once, these writes would contend in the L2 cache (docs/notes/synth.md has measurements). */
 struct bat_launch {
     struct device_input input;
     struct bat_scratch scratch;

@@ -1,5 +1,5 @@
-/* The plan of `fused`: selects kernels, allocates memory, and launches the kernels. docs/fused.md explains
- * the algorithm. */
+/* The plan of `fused`: selects kernels, allocates memory, and launches the kernels. docs/synth.md
+ * explains the algorithm, docs/notes/synth.md has measurements. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* Types and functions that the files of `fused` share. docs/fused.md explains the design.
+/* Types and functions that the files of `fused` share. docs/notes/synth.md has measurements.
  *
  * An image has one or several shapes. A shape is a polygon that is drawn many times. Each drawing is called
  * an orbit. The vertices move from orbit to orbit. 31 adjacent lines of the polygon are a group. The lines of

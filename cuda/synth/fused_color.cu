@@ -1,5 +1,5 @@
 /* `fused` for fractals in colour (synth/color.h): the kernels and the plan, whose interface is in
- * fused.cuh. docs/fused.md explains the design.
+ * fused.cuh. docs/notes/synth.md has measurements.
  *
  *   clouds   A block computes the clouds of an image in shared memory, and stores its labels.
  *   objects  A block draws an object. Each thread is a walker. It walks twice over the same points: first it

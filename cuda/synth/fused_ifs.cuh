@@ -1,5 +1,5 @@
 /* `fused` for iterated function systems (synth/ifs.h): the bank of orbits in device memory, and the images.
- * docs/fused.md explains the design.
+ * docs/notes/synth.md has measurements.
  *
  *   orbits   The points of an orbit are divided into chunks, one per thread. A chunk begins IFS_BURN points
  *            early at (0, 0). The maps contract, so after these points nearly all chunks have exactly the

@@ -1,4 +1,4 @@
-/* The variants `fused` and `fused-graph`, and the generator of `fused` (docs/fused.md). Their images are
+/* The variants `fused` and `fused-graph`, and the generator of `fused` (docs/synth.md). Their images are
  * bit-identical to those of `naive`, the reference on the CPU. */
 #include <stdlib.h>
 

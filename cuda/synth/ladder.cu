@@ -1,4 +1,4 @@
-/* The variants of the paper's ladder that the host launches stage by stage (docs/ladder.md): `gbase`,
+/* The variants of the paper's ladder that the host launches stage by stage (docs/synth.md): `gbase`,
  * `mem-float2`, `mem`, `rng`, and the alternatives to `rng`. They are in one file because they instantiate
  * the same templates of ladder.cuh, and because the headers of cuRAND take long to compile. */
 #include "synth/ladder.cuh"

@@ -1,4 +1,4 @@
-/* The variants of the paper's ladder (docs/ladder.md) that generate a batch one image at a time.
+/* The variants of the paper's ladder (docs/synth.md) that generate a batch one image at a time.
  *
  * A variant defines a `Step`: how it stores noise, and how the host launches the noise stage.
  *

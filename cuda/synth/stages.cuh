@@ -1,4 +1,4 @@
-/* The three stages of the variants of the paper's ladder (docs/ladder.md), and the storage formats of noise.
+/* The three stages of the variants of the paper's ladder (docs/synth.md), and the storage formats of noise.
  * An image is a polygon that is drawn once per orbit; noise moves its vertices from orbit to orbit.
  *
  *   noise     Computes a noise sample per orbit and vertex. The variants differ in this stage.

@@ -757,7 +757,7 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
     return engine;
 }
 
-/* docs/train_mixed.md explains the bounds. */
+/* docs/notes/engines.md explains the bounds. */
 extern "C" {
 const struct engine engine_cuda = engine_of<OWN_CONV, PRECISION_FP32>("cuda", ENGINE_BOUNDS_FLOAT);
 const struct engine engine_tf32 = engine_of<OWN_CONV, PRECISION_TF32>("tf32", ENGINE_BOUNDS_TF32);

@@ -19,7 +19,9 @@ samples would fit, a reason in place of the batch that the variant does not trai
 import argparse
 import csv
 import io
+import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -114,11 +116,18 @@ def planned_bytes(options, variant, model, batch):
     return (1e6 * float(total.group(1)), "") if status == 0 and total else (None, reason_of(said))
 
 
+def size_bytes(text):
+    """Returns the bytes of a size such as 16G."""
+    number, unit = re.fullmatch(r"([0-9]+)([KMG]?)", text, re.IGNORECASE).groups()
+    return int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit.upper()]
+
+
 def room_bytes(options):
-    """Returns the memory of the GPU, or the limit."""
+    """Returns the limit, the memory of the GPU, or without a GPU that of the machine."""
     if options.limit:
-        number, unit = re.fullmatch(r"([0-9]+)([KMG]?)", options.limit, re.IGNORECASE).groups()
-        return int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit.upper()]
+        return size_bytes(options.limit)
+    if not shutil.which("nvidia-smi"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], stdout=subprocess.PIPE, text=True,
                            check=False).stdout.split()
     return int(found[0]) << 20
@@ -151,7 +160,10 @@ def parse():
     parser.add_argument("--samples", type=int, default=200000, help="most training samples of `largest` (default 200000)")
     parser.add_argument("--bench", default="./fdsl-bench", help="the program (default ./fdsl-bench)")
     parser.add_argument("--out", help="append the rows to this file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.limit and not re.fullmatch(r"[0-9]+[KMG]?", options.limit, re.IGNORECASE):
+        parser.error(f"--limit: '{options.limit}' is not a size; give a number, such as 16G")
+    return options
 
 
 def main():

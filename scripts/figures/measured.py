@@ -102,6 +102,10 @@ class Reference:
         return text and re.sub(r"\]\((?!http)([^)]*)\)", lambda link: f"]({os.path.relpath(self.folder / link[1], page.parent)})", text)
 
 
+def short_revision(text):
+    return text[:8] if re.fullmatch(r"[0-9a-f]{8,}", text) else text
+
+
 def number_or_text(text):
     try:
         return float(text)
@@ -289,7 +293,8 @@ class Table:
                    for i in range(len(self.columns))]
         lines = [f"| {' | '.join(heads + [heading for heading, _ in self.columns])} |",
                  f"|{'|'.join(['---'] * len(heads) + numeric)}|", *lines]
-        return lines + ([] if self.plain else ["", *self.caption(used, page)])
+        captions = [] if self.plain else list(self.caption(used, page))
+        return lines + [line for caption in captions for line in ("", caption)]
 
     def caption(self, used, page):
         for name in dict.fromkeys(row.file for row in used):
@@ -299,7 +304,7 @@ class Table:
             days = sorted({text[:10] for text in distinct("time_utc")})
             clocks = sorted(float(text) for text in distinct("sm_clock_mhz"))
             facts = [" and ".join(short_device(device) for device in distinct("device")),
-                     f"revision {', '.join(text[:8] for text in distinct('revision'))}" if distinct("revision") else "",
+                     f"revision {', '.join(short_revision(text) for text in distinct('revision'))}" if distinct("revision") else "",
                      "–".join(dict.fromkeys((days[0], days[-1]))) if days else "",
                      f"SM clock {'–'.join(dict.fromkeys(rounded(clock, '.0') for clock in (clocks[0], clocks[-1])))} MHz" if clocks else ""]
             command = self.command or self.reference.command(name, page)

@@ -89,7 +89,7 @@ static void print_help(void)
          "\n"
          "Measures each source of images in turn until the verdict is certain or --time is over. The last\n"
          "line says with which source training steps consume the most images per second. If sources are\n"
-         "equally fast, the one that needs least is best. docs/advise.md explains all options.\n"
+         "equally fast, the one that needs least is best. docs/advise.md explains the verdict.\n"
          "\n"
          "examples:\n"
          "  fdsl-bench advise --data photos --compute 5                     # a step of 5 ms per 256 images\n"

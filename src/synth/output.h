@@ -4,7 +4,7 @@
  * An image is drawn on a gray canvas of res * res pixels and then converted to the output. An output pixel is
  * the weighted mean of the grays over an area, computed from an integer sum. A u8 is the rounded mean. For
  * the other types, the sum is converted to float32, scaled by one fused multiply-add, and rounded to the
- * type. All bit-exact variants therefore produce the same bits. docs/output.md gives the definition. */
+ * type. All bit-exact variants therefore produce the same bits. docs/synth.md describes the options. */
 #ifndef FDSL_SYNTH_OUTPUT_H
 #define FDSL_SYNTH_OUTPUT_H
 

@@ -578,7 +578,7 @@ struct engine_bounds {
         .loss = 1e-4, .floor = 1e-2, .drift = 1e-2, .logits = 1e-4 \
     }
 
-/* Bounds of engines that round factors to TF32 or fp16, which have 10 mantissa bits (docs/train_mixed.md).
+/* Bounds of engines that round factors to TF32 or fp16, which have 10 mantissa bits (docs/notes/engines.md).
  * Our kernels round to nearest: the relative error of a factor is at most u = 2^-11. cuDNN may cut bits off
  * instead; its factors may be off by 2u. Losses are off in proportion to u. Changes of tensors are off in
  * proportion to sqrt(u), because most of their error is from inputs of ReLU and pooling whose order changes.
@@ -589,7 +589,7 @@ struct engine_bounds {
         .loss = 5e-3, .floor = 1, .drift = 0.3, .logits = 1e-2 \
     }
 
-/* Bounds of engines that round gradients or activations to bf16 (docs/train_mixed.md). */
+/* Bounds of engines that round gradients or activations to bf16 (docs/notes/engines.md). */
 #define ENGINE_BOUNDS_BF16                                     \
     {                                                          \
         .loss = 5e-2, .floor = 1, .drift = 0.5, .logits = 5e-2 \

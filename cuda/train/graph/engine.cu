@@ -594,7 +594,7 @@ static enum status graph_evaluate(void *state, enum data_part part, uint32_t fir
 extern "C" {
 const struct engine engine_graph = {
     .name = "graph",
-    /* bf16 has 8 significant bits. docs/train_graph.md explains these bounds and which faults exceed them. */
+    /* bf16 has 8 significant bits. docs/notes/engines.md explains the bounds and which faults exceed them. */
     .bounds = {.loss = 1.5e-2, .floor = 1, .drift = 0.4, .logits = 2e-2},
     .loads = true,
     .gradients_in = GRADIENTS_IN_GRAPH,

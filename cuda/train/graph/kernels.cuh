@@ -1,7 +1,7 @@
 /* Shared by the CUDA kernels of train-graph: the shapes of the network `cnn`, the memory layouts, and small
  * device functions. The convolutions of `cnn` are called conv1 and conv2, its linear layers fc1 and fc2.
  *
- * With one rank, a step is six kernels (docs/train_graph.md). Matrices are bf16; sums, parameters and the
+ * With one rank, a step is six kernels (docs/notes/engines.md). Matrices are bf16; sums, parameters and the
  * optimizer's state are fp32. All shapes are compile-time constants, so the compiler can fold index
  * arithmetic. */
 #ifndef FDSL_CUDA_TRAIN_GRAPH_KERNELS_CUH

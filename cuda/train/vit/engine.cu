@@ -1004,8 +1004,8 @@ static constexpr struct engine engine_of(const char *name, const struct engine_b
     return engine;
 }
 
-/* bf16 has 8 significant bits. docs/train_vit.md explains these bounds and which faults exceed them. fp16 has
- * as many significant bits as TF32. */
+/* bf16 has 8 significant bits. docs/notes/engines.md explains these bounds and which faults exceed them. fp16
+ * has as many significant bits as TF32. */
 extern "C" {
 const struct engine engine_vit =
     engine_of<bf16>("vit", {.loss = 2e-2, .floor = 1, .drift = 0.3, .logits = 4e-2});
