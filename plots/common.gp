@@ -19,7 +19,7 @@ if (format eq 'png') {
     set terminal pngcairo size 2 * width, 2 * height font 'DejaVu Sans,12' fontscale 1.5 linewidth 2 pointscale 2 dashlength 1.8 noenhanced
 }
 if (format eq 'svg') {
-    set terminal svg size width, height font 'DejaVu Sans,12' linewidth 1 name id noenhanced
+    set terminal svg size width, height font 'DejaVu Sans,12' linewidth 1 name id background rgb 'white' noenhanced
 }
 if (format eq 'pdf') {
     set terminal pdfcairo size width / 96.0 in, height / 96.0 in font 'DejaVu Sans,12' fontscale 0.5625 linewidth 1.4 pointscale 0.75 dashlength 1.4 noenhanced

@@ -23,7 +23,11 @@ A table is generated between the comment that defines it and the next `<!-- end 
   -->
   <!-- end -->
 
-The caption has the file, device, revision, dates and clocks of the rows, and the command and conditions that the tables of
+A figure of scripts/figures/draw.py is stored beside the page, with a hash of the data that it shows, which --fix writes:
+
+  ![Time per image](ladder.svg)<!-- figure 0123456789ab -->
+
+The caption of a table has the file, device, revision, dates and clocks of the rows, and the command and conditions that the tables of
 results/reference/README.md give for this file.
 
 An expression is arithmetic over FUNCTION(FILTER …). A filter is COLUMN=VALUE (or >=), or a variant. @FILE selects another file;
@@ -40,16 +44,20 @@ Exit status: 0 the pages agree with the rows, 1 they differ or a rate has no row
 
 import argparse
 import fnmatch
+import hashlib
 import math
 import os
 import pathlib
 import re
+import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 import break_even  # noqa: E402
-from plot import ROOT, Failed, exit_status, number_words, short_device  # noqa: E402
+from plot import ROOT, Failed, exit_status, need_gnuplot, number_words, short_device  # noqa: E402
 from rows import Row, read_csv, read_file, stands_for_run  # noqa: E402
 
 MANUALS, MEASURED = ("README.md", "docs/*.md"), "docs/measured/*.md"
@@ -314,6 +322,43 @@ class Table:
             yield f"Rows: [{name}.csv]({link}); {'; '.join(fact for fact in facts if fact) or 'see there'}. Command: {command.rstrip('.')}."
 
 
+# ---- Figures ---------------------------------------------------------------------------------------------------
+
+FIGURE = re.compile(r"\]\((\w+)\.svg\)<!-- figure (\w*) ?-->")
+
+
+def own_rows(work):
+    """Returns a folder without rows."""
+    os.makedirs(f"{work}/none")
+    return f"{work}/none"
+
+
+def hash_figures(names, reference):
+    """Returns {name: hash of the data of this figure}, drawn from the reference rows alone."""
+    if not names:
+        return {}
+    with tempfile.TemporaryDirectory() as work:
+        call_draw(["--commands", "--work", work, "--results", own_rows(work), "--reference", str(reference), *names])
+        data = {name: [pathlib.Path(work, f"{name}.{end}") for end in ("dat", "vars")] for name in names}
+        return {name: hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12] for name, paths in data.items()
+                if all(path.exists() for path in paths)}
+
+
+def draw_figure(name, folder, reference):
+    """Draws a figure into the folder of its page."""
+    need_gnuplot()
+    with tempfile.TemporaryDirectory() as work:
+        call_draw(["--out", work, "--work", work, "--results", own_rows(work), "--reference", str(reference), name])
+        shutil.move(f"{work}/{name}.svg", folder / f"{name}.svg")
+
+
+def call_draw(arguments):
+    done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("draw.py"), *arguments], capture_output=True, text=True,
+                          check=False)
+    if done.returncode != 0:
+        raise Failed(done.stderr.strip() or f"draw.py: exit status {done.returncode}", 2)
+
+
 # ---- Pages -----------------------------------------------------------------------------------------------------
 
 
@@ -335,8 +380,8 @@ def revised(path, reference, faults):
         word = note.split(" ")[0]
         if word == "rows":
             scope = Scope(reference, *split_filters(note.split()[1:], known=False))
-        if word in ("rows", "stated", "end", "table") or not before:
-            if word not in ("rows", "stated", "end", "table"):
+        if word in ("rows", "stated", "end", "table", "figure") or not before:
+            if word not in ("rows", "stated", "end", "table", "figure"):
                 faults.append(f"{line_of(text, match.start())}: no number before '<!-- {note} -->'")
             return match[0]
         try:
@@ -371,6 +416,8 @@ def unmarked(text):
 
 def check(given):
     reference = Reference(given.reference or given.root / "results/reference")
+    hashes = hash_figures(sorted({match[1] for path in given.root.glob(MEASURED) for match in FIGURE.finditer(path.read_text("utf-8"))}),
+                          reference.folder)
     names = given.pages or sorted(str(path.relative_to(given.root)) for pattern in (*MANUALS, MEASURED) for path in given.root.glob(pattern))
     bad = 0
     for name in names:
@@ -378,6 +425,16 @@ def check(given):
         if not path.exists():
             raise Failed(f"no page {name}; pages are README.md, docs/*.md and docs/measured/*.md", 2)
         old, new = path.read_text("utf-8"), revised(path, reference, faults)
+        for figure in FIGURE.finditer(new):
+            if figure[1] not in hashes:
+                faults.append(f"{line_of(new, figure.start())}: no such figure, or it has no data: {figure[1]}")
+            elif hashes[figure[1]] != figure[2] or not (path.parent / f"{figure[1]}.svg").exists():
+                if given.fix:
+                    draw_figure(figure[1], path.parent, reference.folder)
+                else:
+                    faults.append(f"{line_of(new, figure.start())}: {figure[1]}.svg differs from the rows")
+        if given.fix:
+            new = FIGURE.sub(lambda figure: f"]({figure[1]}.svg)<!-- figure {hashes.get(figure[1], '')} -->", new)
         bad += len(faults)
         print("".join(f"{name}:{fault}\n" for fault in faults), end="")
         if not name.startswith("docs/measured/") and path.name != "columns.md":
