@@ -106,13 +106,13 @@ Test(profile, loading_opens_its_ranges)
 }
 #endif
 
-/* The names of ranges in the code and in docs/profiling.md must be the same. */
+/* The names of ranges in the code and in docs/monitor.md must be the same. */
 Test(profile, the_page_lists_all_ranges)
 {
     EXPECT(0,
            "cd %s; sed -n 's/^#define RANGE_[A-Z]* *\"\\(.*\\)\"/\\1/p' src/core/phase.h | sort >%s/code; "
-           "sed -n 's/^| `\\([a-z]*\\)` .*/\\1/p' docs/profiling.md | sort >%s/page; cd %s; test -s code; "
-           "diff code page",
+           "sed -n '/^## Profiling/,$s/^| \\(`[^|]*\\)|.*/\\1/p' docs/monitor.md | grep -o '[a-z]*' | "
+           "sort >%s/page; cd %s; test -s code; diff code page",
            root, folder, folder, folder);
 }
 

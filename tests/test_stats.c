@@ -238,7 +238,7 @@ static struct simulated simulate(size_t n, double memory)
         width += stats.median_error;
     }
     struct simulated simulated = {known / SERIES, known > 0 ? covered / known : 1, width / known};
-    /* --verbose prints the table of docs/notes/median_interval.md. */
+    /* --verbose prints the table of docs/notes/measuring.md. */
     cr_log_info("n %5zu  memory %.2f: %5.1f %% have an interval, %5.1f %% of which cover; +-%.3f\n", n,
                 memory, 100 * simulated.known, 100 * simulated.covered, 100 * simulated.width);
     return simulated;

@@ -73,7 +73,7 @@ def roofline(measured):
             plot.add_bar(BOUNDS[row["bound"]], 100 * row["roofline_share"], roofline_words(row), row["variant"])
     plot.finish(BOUNDS.values(), "limited by", 55)
     plot.caption = ["Minimum time of a run's work at peak rates, divided by the run's median time; 100 % is the upper bound "
-                    "(docs/roofline.md). Each bar shows the variant's row with the largest share, the peak rate that limits "
+                    "(docs/timing.md). Each bar shows the variant's row with the largest share, the peak rate that limits "
                     "it, and the minimum time per item."] + devices.caption()
     return plot
 

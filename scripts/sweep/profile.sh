@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Profiles a variant with Nsight Systems (nsys) or Nsight Compute (ncu), and prints two tables: one of CUDA kernels
-# and one of named ranges. Columns: calls, total time, median time, share. docs/profiling.md lists the ranges.
+# and one of named ranges. Columns: calls, total time, median time, share. docs/monitor.md lists the ranges.
 #
 #   scripts/sweep/profile.sh [--tool nsys|ncu] [--launches N] [--keep DIR] VARIANT [OPTION ...]
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Repeats, with this build, the measurements in results/reference that README.md and docs/ quote. File names are fixed, so new
 # files replace old ones. To update the pages afterwards:
-#   cp OUT/*.csv OUT/*.json results/reference/ && scripts/check/docs_numbers.py --fix
+#   cp OUT/*.csv OUT/*.json results/reference/ && scripts/figures/measured.py --fix
 #
 #   scripts/sweep/reference.sh OUT [--section NAME,...] [--mnist DIR] [--work DIR] [--prefix NAME] [--dry-run]
 #

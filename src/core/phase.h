@@ -32,7 +32,7 @@ FDSL_C_END
 
 /* Named ranges for profilers. Only this header and phase.c use NVTX 3. A range belongs to the thread that
  * opens it, and ranges nest. Without a profiler, a range costs one load and one branch at each end. In a
- * build without NVTX it costs nothing. docs/profiling.md says what each name covers; the names are stable. */
+ * build without NVTX it costs nothing. docs/monitor.md says what each name covers; the names are stable. */
 
 /* Stages of image generation */
 #define RANGE_CLEAR    "clear"

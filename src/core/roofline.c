@@ -57,7 +57,7 @@ const char *roofline_bound_name(enum bound bound)
     return names[bound];
 }
 
-/* FLOPs per cycle per multiprocessor: the dense peak rates in NVIDIA's white papers (docs/roofline.md),
+/* FLOPs per cycle per multiprocessor: the dense peak rates in NVIDIA's white papers (docs/timing.md),
  * divided by the number of multiprocessors and the clock. */
 static const struct {
     int major, minor;

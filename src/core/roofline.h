@@ -1,7 +1,7 @@
 /* The roofline model: a lower bound of the time that a run needs on a machine.
  *
  * The bound is computed from the least work that any correct program must do and from the peak rates of the
- * machine. Arithmetic or traffic whose amount or peak rate is unknown sets no bound. docs/roofline.md says
+ * machine. Arithmetic or traffic whose amount or peak rate is unknown sets no bound. docs/timing.md says
  * what is counted and where the peaks come from. */
 #ifndef FDSL_CORE_ROOFLINE_H
 #define FDSL_CORE_ROOFLINE_H

@@ -81,7 +81,7 @@ static double correlation(const double *values, size_t count, double square, siz
  * Adds the autocorrelations of neighbouring lags in pairs, limits each pair to the previous pair, and stops
  * at the first pair that is not positive (Geyer's initial monotone sequence). For a series that spans few
  * correlation times, this estimate is too small; the function's last line corrects it
- * (docs/notes/median_interval.md). */
+ * (docs/notes/measuring.md). */
 static double inflation(const double *values, size_t count)
 {
     double square = 0, sum = 0, before = HUGE_VAL;
