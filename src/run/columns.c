@@ -287,20 +287,6 @@ static const struct workload *described_by(const struct workload *workload, cons
     return NULL;
 }
 
-/* Returns the length of the first sentence of a text, without a list after a colon. Parentheses stay whole,
- * and words before an early colon name the scope of the sentence. */
-static int first_sentence(const char *text)
-{
-    int depth = 0, at = 0;
-    for (; text[at]; at++) {
-        depth += (text[at] == '(') - (text[at] == ')');
-        bool word_ends = text[at + 1] == ' ' || !text[at + 1];
-        if (depth == 0 && word_ends && (strchr(".;", text[at]) || (text[at] == ':' && at > 32)))
-            break;
-    }
-    return at;
-}
-
 /* Prints a column as an item of a list: name, type, unit, how ranks combine (unless first), and meaning. */
 static enum status print_column(const struct described *described, const struct column *column)
 {
@@ -314,10 +300,9 @@ static enum status print_column(const struct described *described, const struct 
         printf(", %s", column->unit);
     if (column->combine != COMBINE_FIRST)
         printf(", %s", combine);
-    printf("): ");
-    if (*option) /* --help has the rest of the text */
-        printf("`--%s`%s%s: %.*s\n", option, *fallback ? ", default " : "", fallback,
-               first_sentence(column->about), column->about);
+    printf(")%s", *option ? " = " : ": ");
+    if (*option) /* --help explains it */
+        printf("`--%s`%s%s\n", option, *fallback ? ", default " : "", fallback);
     else
         puts(column->about);
     return STATUS_OK;
@@ -372,19 +357,18 @@ static enum status print_page(const struct workload *only)
     const struct described common = {.workload = &none};
     puts("# Columns\n");
     if (!only)
-        puts("`fdsl-bench --columns` prints this page; `--format csv` and `--format json` print the same for "
-             "programs, and\n`--workload NAME` prints the columns of one workload in the order of its rows. "
-             "In CSV and JSON, `workload` is empty\nfor files of `--log` and `--monitor`; `option` is the "
-             "option whose value the column shows, and `argument` tells whether\nthis option takes a value. "
-             "This page says the main thing about an option; `--help` has all.\n");
-    puts("After the name of a column come its type, its unit, and how the row of all ranks combines the "
-         "values of the ranks. This\nrow has `rank` = `all`. It takes the value of rank 0, unless the list "
-         "says `common`: the value that all ranks share; `min`,\n`mean`, `max` or `sum`: a value of every "
-         "rank is needed; `computed`: from the samples and the work of all ranks\n"
-         "([ranks.md](ranks.md#time)); or `none`: the value is empty.\n\n"
-         "An empty cell means that a value is unknown or does not apply. A column of the type `flag` that "
-         "shows an option is\n1 if the option is given, else 0; other flags are `yes` or `no`. In JSON, all "
-         "flags are `true` or `false`.");
+        puts("`fdsl-bench --columns` prints this page, `--workload NAME` the columns of one workload in the "
+             "order of its rows, and\n`--format csv` and `--format json` the same for programs, with the "
+             "texts and choices of options. There, `workload` is empty\nfor files of `--log` and "
+             "`--monitor`, and `argument` tells whether an option takes a value.\n");
+    puts(
+        "After a column come its type, its unit, and how the row of all ranks (`rank` = `all`) combines the "
+        "values of the ranks:\n`common`, the value that all share; `min`, `mean`, `max` or `sum`, for which "
+        "a value of every rank is needed; `computed`, from\nthe samples and the work of all ranks "
+        "([ranks.md](ranks.md#time)); `none`, empty; else the value of rank 0. For the column of an\noption, "
+        "the option and its default follow; `--help` explains it.\n\n"
+        "An empty cell means that a value is unknown or does not apply. A `flag` is `yes` or `no`; that of "
+        "an option is 1 if it is\ngiven, else 0. In JSON, all flags are `true` or `false`.");
     if (only)
         return print_workload(only, false);
     puts("\n## All workloads\n\nFirst:");
