@@ -200,11 +200,9 @@ static const struct option_spec options[] = {
          "where training samples come from. stored reads or generates all samples before training "
          "(default, except for synth); live generates each batch during training (only for synth, where "
          "it is the default); load reads and decodes each batch during training, from class folders, tar "
-         "shards, files of MNIST or CIFAR-10 or rows of embeddings of any size, as in --data photos/ "
-         "--feed load --out-res "
-         "224 --fit random-resized-crop "
-         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
-         "--parallel pipeline); constant "
+         "shards, files of MNIST or CIFAR or rows of embeddings of any size, as in --data photos/ "
+         "--feed load --out-res 224 --fit random-resized-crop (--threads decode, and RandomResizedCrop crops "
+         "the whole image anew in each epoch); constant "
          "repeats the first batch, to measure the speed without the cost of input; mixed mixes sources in "
          "each batch: --mix. HOW is one of"},
     {"mix", "NAME[=URL]:W,...", OPTION_TEXT, AT(job.mix.mix), .column = COLUMN,
