@@ -29,7 +29,8 @@ const struct column load_columns[] = {
     {"jpeg_warnings", VALUE_INTEGER, COMBINE_SUM, "",
      .about = "images that libjpeg-turbo decoded with warnings in the last timed run"},
     {"displacement", VALUE_REAL, COMBINE_MEAN, "",
-     .about = "mean distance by which an epoch moves a sample, relative to a random order",
+     .about = "mean distance of a sample from its position in sorted order, divided by the number of samples "
+              "of the thread; about 1/3 for a random order",
      .digits = DECIMALS(4)},
     {"shards_per_batch", VALUE_REAL, COMBINE_MEAN, "",
      .about = "mean number of shards whose samples a batch mixes", .digits = 4},

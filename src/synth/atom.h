@@ -4,7 +4,8 @@
  * orbit, each of the q vertices moves roughly along its own direction, usually outwards. The step is a sum of
  * constants, a wave and noise; the noise of x differs from that of y. Later orbits paint over earlier ones,
  * and later shapes over earlier shapes. formulas.def lists the formulas, each with the rules in which it
- * differs from the others. docs/visualatom.md and docs/formulas.md describe the images.
+ * differs from the others. This file, lines.c and class.c define the images;
+ * docs/visualatom.md and docs/formulas.md say how to use them.
  *
  * All random numbers of this definition come from Philox, a counter-based generator. For a given formula and
  * resolution, an image is therefore a pure function of (seed, class, instance): it can be generated alone, on

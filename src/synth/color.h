@@ -3,8 +3,8 @@
  * A class is a system of 2 to 4 affine maps with singular values of at most 1. An object is a fractal of a
  * class: independent walkers apply maps that random numbers choose, the visits of each cell of a square
  * raster are counted, and the count of a cell becomes a grade of 1 to 255, relative to the largest count. A
- * palette turns grades into colours. Objects lie over a background of random clouds. docs/formulas.md
- * describes the images, and says what differs from the published ones.
+ * palette turns grades into colours. Objects lie over a background of random clouds. This file defines
+ * the images; docs/formulas.md says what differs from the published ones.
  *
  * Coordinates are float32 with explicit fused multiply-adds; everything else is in integers. No function is
  * used whose result depends on the machine, so all hosts and devices draw the same bits. All random numbers

@@ -14,7 +14,7 @@
  * Orientation. The published script draws with row 0 at the top and turns the canvas upside down once, before
  * it stores the four flips. A cell (column, row) is numbered in the orientation of the drawing: row * res +
  * column. Bitmaps and owner maps have the orientation of flip 0, that is, row y of a map is row res - 1 - y
- * of the drawing. docs/formulas.md describes the images. */
+ * of the drawing. This file defines the images; docs/formulas.md says how to use them. */
 #ifndef FDSL_SYNTH_IFS_H
 #define FDSL_SYNTH_IFS_H
 

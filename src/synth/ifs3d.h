@@ -15,7 +15,7 @@
  * contract, so these steps nearly always lead to exactly the point of the orbit.
  *
  * Points are IEEE doubles without fused operations; cameras and pixels are float32 with explicit fmaf().
- * docs/formulas.md describes the images. */
+ * This file defines the images; docs/formulas.md says how to use them. */
 #ifndef FDSL_SYNTH_IFS3D_H
 #define FDSL_SYNTH_IFS3D_H
 
