@@ -319,11 +319,12 @@ static const struct option_spec options[] = {
      .help = "print where the memory goes, as planned before it is allocated, and after the last epoch; with "
              "--dry-run only the plan"},
     {"init", "FILE|DIR", OPTION_TEXT, AT(init),
-     .help = "start with the parameters in this file, or in the latest checkpoint of this folder. The file "
-             "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .pt, "
-             ".pth or .pth.tar. The model must be the same. If the number of classes differs, or the file "
-             "has no last layer, that layer starts with zeros. For another image size, the positions of a "
-             "transformer are interpolated"},
+     .help =
+         "start with the parameters in this file, or in the latest checkpoint of this folder. The file "
+         "is a checkpoint, or a file of --export or torch.save() whose name ends in .safetensors, .npz, "
+         ".pt, .pth or .pth.tar. The model must be the same. If the number of classes differs, or the file "
+         "has no last layer, that layer starts with zeros. For another image size, the positions of a "
+         "transformer are interpolated"},
     {"init-ema", "WHICH", OPTION_CHOICE, AT(init_ema), .fallback = "auto", .choices = init_ema_names,
      .help = "whether --init takes the moving average of the parameters (state_dict_ema or model_ema in a "
              "file of another program): auto takes it if there is one. WHICH is one of"},
