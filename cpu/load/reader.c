@@ -273,11 +273,10 @@ static enum status finish_image(struct worker *worker, const struct image *image
     void *room = NULL;
     if (load->given->augment) {
         if (load->augmentation.channels > 1 && image->channels != load->augmentation.channels)
-            return status_set(
-                STATUS_FAILED,
-                "--mean and --std have %u values, but this image has %u channel%s; add --out-res "
-                "and --channels 3, or give one value",
-                load->augmentation.channels, image->channels, image->channels == 1 ? "" : "s");
+            return status_set(STATUS_FAILED,
+                              "--mean and --std have %u values, but this image has %u channel%s; add "
+                              "--out-res and --channels 3, or give one value",
+                              load->augmentation.channels, image->channels, image->channels == 1 ? "" : "s");
         TRY(add_image(worker, count * sizeof(float), &room));
         image_augment(&load->augmentation, image, (uint32_t)worker->epoch, number, room);
         worker->augment_s += timer_now_s() - begin_s;

@@ -234,11 +234,10 @@ enum status dataset_check_links(const struct dataset *dataset, const struct data
         if (file->dangling)
             return dataset_dangles(dataset, file->name)
                        ? STATUS_FAILED
-                       : status_set(
-                             STATUS_FAILED,
-                             "%s/%s: a symbolic link, whose target did not exist when the data set was "
-                             "opened",
-                             dataset->path, file->name);
+                       : status_set(STATUS_FAILED,
+                                    "%s/%s: a symbolic link, whose target did not exist when the data set "
+                                    "was opened",
+                                    dataset->path, file->name);
     }
     return STATUS_OK;
 }
@@ -843,13 +842,12 @@ static enum status open_place(const char *path, const struct remote_options *opt
         (text_ends_in(dataset->path, ".tar") || unpack_is_packed(dataset->path) ||
          text_ends_in(dataset->path, ".wids.json") || text_ends_in(dataset->path, "/" MDS_INDEX)))
         return open_shard_alone(dataset);
-    return status_set(
-        STATUS_USAGE, "%s%s %s: %s%s", OPTION_DASHES, dataset->option, path, strerror(errno),
-        errno == ENOTDIR ? "; name a folder, a shard (.tar) or a list of shards (.wids.json)"
-        : errno == ENOENT && strpbrk(path, "{*?[")
-            ? "; patterns are only for URLs, as in https://HOST/PATH/{000..003}.tar: here, name "
-              "the folder, whose shards are all read"
-            : "");
+    return status_set(STATUS_USAGE, "%s%s %s: %s%s", OPTION_DASHES, dataset->option, path, strerror(errno),
+                      errno == ENOTDIR ? "; name a folder, a shard (.tar) or a list of shards (.wids.json)"
+                      : errno == ENOENT && strpbrk(path, "{*?[")
+                          ? "; patterns are only for URLs, as in https://HOST/PATH/{000..003}.tar: here, "
+                            "name the folder, whose shards are all read"
+                          : "");
 }
 
 /* Opens the place of a data set, and sets what does not depend on its samples. */
@@ -1076,11 +1074,10 @@ enum status dataset_same_classes(struct dataset *train, struct dataset *test)
         if ((one && other && strcmp(one, other) == 0) || (!folders && (!one || !other)))
             continue;
         if (!folders)
-            return status_set(
-                STATUS_USAGE,
-                "class %u is '%s' in %s, but '%s' in %s; labels are the numbers of the classes, "
-                "so prepare both from folders with the same classes",
-                i, one, train->path, other, test->path);
+            return status_set(STATUS_USAGE,
+                              "class %u is '%s' in %s, but '%s' in %s; labels are the numbers of the "
+                              "classes, so prepare both from folders with the same classes",
+                              i, one, train->path, other, test->path);
         bool ours = !other || (one && text_order(one, other) < 0);
         return status_set(STATUS_USAGE,
                           "%s has the class folder '%s', but %s does not; labels are the numbers of the "

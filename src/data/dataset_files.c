@@ -521,11 +521,10 @@ static void warn_of_masks(struct dataset *dataset, const struct files *files)
         const char *name = files->items[i].name, *next = files->items[i + 1].name;
         const size_t stem = mask_stem(name);
         if (stem > 0 && strncmp(name, next, stem + 1) == 0) {
-            status_warn(
-                "%s: %s has the name of a mask of %s, but is read as an image of its own: samples have "
-                "either masks, or classes and chosen members; for masks, move all files to one folder, "
-                "and drop %simage and %slabel",
-                dataset->path, name, next, OPTION_DASHES, OPTION_DASHES);
+            status_warn("%s: %s has the name of a mask of %s, but is read as an image of its own: samples "
+                        "have either masks, or classes and chosen members; for masks, move all files to one "
+                        "folder, and drop %simage and %slabel",
+                        dataset->path, name, next, OPTION_DASHES, OPTION_DASHES);
             return;
         }
     }

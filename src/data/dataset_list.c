@@ -198,11 +198,10 @@ static enum status find_data(struct scan *scan, const struct tar_member *found, 
     if (found->kind == TAR_FILE || found->kind == TAR_FOLDER) /* a folder belongs to no sample */
         return STATUS_OK;
     if (found->kind == TAR_SYMLINK)
-        return status_set(
-            STATUS_FAILED,
-            "offset %llu: '%.200s' is a symbolic link to '%.200s', which is not followed; write "
-            "the shard with tar --dereference",
-            header, found->name, found->target);
+        return status_set(STATUS_FAILED,
+                          "offset %llu: '%.200s' is a symbolic link to '%.200s', which is not followed; "
+                          "write the shard with tar --dereference",
+                          header, found->name, found->target);
     if (found->kind == TAR_SPECIAL)
         return status_set(STATUS_FAILED, "offset %llu: '%.200s' is a device or a pipe, not a file", header,
                           found->name);
@@ -407,13 +406,12 @@ static enum status check_copies(const struct dataset *dataset)
     uint64_t bytes = 0;
     for (uint32_t f = 0; f < dataset->file_count; f++)
         bytes += dataset->files[f].packed ? dataset->files[f].bytes : 0;
-    return !dataset->options->cache_bytes || bytes <= dataset->options->cache_bytes
-               ? STATUS_OK
-               : status_set(
-                     STATUS_USAGE,
-                     "%s: the unpacked copies of the shards have more than the %llu bytes of the cache "
-                     "folder; raise %s",
-                     dataset->path, (unsigned long long)dataset->options->cache_bytes, REMOTE_CACHE_BYTES);
+    if (!dataset->options->cache_bytes || bytes <= dataset->options->cache_bytes)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "%s: the unpacked copies of the shards have more than the %llu bytes of the cache "
+                      "folder; raise %s",
+                      dataset->path, (unsigned long long)dataset->options->cache_bytes, REMOTE_CACHE_BYTES);
 }
 
 /* Returns whether the digest of a shard is compared when its samples are listed: also in an MDS set of which
@@ -728,9 +726,8 @@ static enum status place_remote(struct dataset *dataset, struct wids *wids)
         if (url)
             TRY(check_url(shard));
         if (url && (origin_length(shard->url) != origin || strncmp(shard->url, dataset->path, origin) != 0))
-            return refuse_place(shard,
-                                "is on another server than the index, which is refused; copy the index to "
-                                "this machine if you trust it");
+            return refuse_place(shard, "is on another server than the index, which is refused; copy the "
+                                       "index to this machine if you trust it");
         if (!url && (shard->url[0] == '/' || strncmp(shard->url, "file:", 5) == 0 || climbs(shard->url)))
             return refuse_place(shard, "is outside the folder of the index, which is at a URL");
         absolute += url;
@@ -774,11 +771,9 @@ static enum status find_copies(const struct dataset *dataset, struct wids *wids,
             else if (replace)
                 TRY(set_place(shard, "%s", name));
         }
-    return *urls == 0 || copies == 0
-               ? STATUS_OK
-               : refuse_place(missing,
-                              "is not in the folder of the index, but other shards of the index are; "
-                              "download it, too");
+    return *urls == 0 || copies == 0 ? STATUS_OK
+                                     : refuse_place(missing, "is not in the folder of the index, but other "
+                                                             "shards of the index are; download it, too");
 }
 
 /* Finds the shards of an index on this machine: paths, which may be outside of its folder, and URLs. */
@@ -797,9 +792,8 @@ static enum status place_local(struct dataset *dataset, struct wids *wids)
                                 "is a path, but other shards of the index have URLs; use one or the other");
         if (urls && (origin_length(shard->url) != origin_length(wids->shards[0].url) ||
                      strncmp(shard->url, wids->shards[0].url, origin_length(shard->url)) != 0))
-            return refuse_place(shard,
-                                "is on another server than the first shard; download the shards into the "
-                                "folder of the index");
+            return refuse_place(shard, "is on another server than the first shard; download the shards into "
+                                       "the folder of the index");
     }
     if (urls) {
         TRY(take_query(wids, query));
@@ -1085,11 +1079,10 @@ static void warn_of_added(struct dataset *dataset, const struct dataset_names *n
     }
     if (added > listed && dataset->choice.image.preset && !dataset->choice.only.count &&
         dataset_warns(dataset))
-        status_warn(
-            "%s: files that are not in %s are not read (%s that were added: %llu); prepare the data set "
-            "again, or remove %s to read the files without it",
-            dataset->path, index, dataset->shards ? "shards" : "images", (unsigned long long)(added - listed),
-            index);
+        status_warn("%s: files that are not in %s are not read (%s that were added: %llu); prepare the data "
+                    "set again, or remove %s to read the files without it",
+                    dataset->path, index, dataset->shards ? "shards" : "images",
+                    (unsigned long long)(added - listed), index);
 }
 
 /* Returns whether classes.txt is in the folder, also if dataset->shard is the only file to read. */

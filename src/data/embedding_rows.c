@@ -394,12 +394,11 @@ static enum status explain(const struct call *call)
     const struct embeddings_part *part = embeddings_part_of(set, row);
     TRY(embeddings_read(set, row, 1, self->rooms));
     const bool bad = self->rows.finite && has_bad(set->dtype, self->rooms, set->columns);
-    return status_set(
-        STATUS_FAILED, "%s%s%s: row %" PRIu64 " %s", part->file, *part->tensor ? ": " : "", part->tensor,
-        row - part->first,
-        bad ? "has a value that is not finite; --prepare DIR --from embeddings --labels NAME writes a "
-              "copy without such rows and their labels"
-            : "could not be read");
+    return status_set(STATUS_FAILED, "%s%s%s: row %" PRIu64 " %s", part->file, *part->tensor ? ": " : "",
+                      part->tensor, row - part->first,
+                      bad ? "has a value that is not finite; --prepare DIR --from embeddings --labels NAME "
+                            "writes a copy without such rows and their labels"
+                          : "could not be read");
 }
 
 static enum status rows_make(struct generator *generator, const struct generator_numbers *numbers,

@@ -170,11 +170,10 @@ static enum status explain_none(const struct tensor_file *file, const char *patt
         return status_set(STATUS_FAILED, "no tensor matches %s '%.80s'; %s%s",
                           OPTION_OR_FIELD("--tensor", "tensor"), pattern, list,
                           file->count > 4 ? " and more" : "");
-    return status_set(
-        STATUS_FAILED,
-        "no floating-point tensor with 1 or 2 axes, of a type that is read; %s%s; convert it to "
-        "float32, or leave the file out",
-        list, file->count > 4 ? " and more" : "");
+    return status_set(STATUS_FAILED,
+                      "no floating-point tensor with 1 or 2 axes, of a type that is read; %s%s; convert it "
+                      "to float32, or leave the file out",
+                      list, file->count > 4 ? " and more" : "");
 }
 
 /* ---- The rows of a tensor ---- */
@@ -194,11 +193,10 @@ static enum status read_tensor_scale(const struct names *names, const struct ten
                                      float *value)
 {
     if (!scale || scale->code != TENSOR_PLAIN || scale->dtype != DTYPE_F32 || scale->bytes != sizeof *value)
-        return status_set(
-            STATUS_FAILED,
-            "its blocks have scales of fp8, as in NVFP4, but the file has no scale of the whole "
-            "tensor, a single F32 named '%.80s'",
-            name);
+        return status_set(STATUS_FAILED,
+                          "its blocks have scales of fp8, as in NVFP4, but the file has no scale of the "
+                          "whole tensor, a single F32 named '%.80s'",
+                          name);
     return tensor_file_read(names->file, scale->offset, value, sizeof *value);
 }
 
@@ -263,11 +261,10 @@ static enum status refuse_scales(const struct names *names, const struct tensor 
     static const char *const suffixes[] = {SCALES, "_scale_inv", "_scales"};
     for (size_t i = 0; i < COUNT_OF(suffixes); i++)
         if (find_tensor(names, tensor->name, strlen(tensor->name), suffixes[i]))
-            return status_set(
-                STATUS_FAILED,
-                "its values are fp8, and the tensor '%.80s%s' seems to have their scales, which "
-                "this program does not apply: save the products as float16 or float32",
-                tensor->name, suffixes[i]);
+            return status_set(STATUS_FAILED,
+                              "its values are fp8, and the tensor '%.80s%s' seems to have their scales, "
+                              "which this program does not apply: save the products as float16 or float32",
+                              tensor->name, suffixes[i]);
     return STATUS_OK;
 }
 

@@ -99,8 +99,7 @@ static enum status add_pattern(const char *pattern, bool (*wanted)(const char *p
 /* ---- Files that are named twice ---- */
 
 /* A file and its identity. Some file systems give several files the same number, so size and times count,
- * too.
- */
+ * too. */
 struct named {
     const char *name;
     bool exists;

@@ -881,12 +881,11 @@ enum status image_check_mask(const uint8_t *data, size_t size)
         return status_set(STATUS_FAILED, "its mask is not a PNG file");
     return data[25] == 3 || (data[24] == 8 && data[25] == 0)
                ? STATUS_OK
-               : status_set(
-                     STATUS_FAILED,
-                     "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
-                     "(colour type 0) or has a palette (colour type 3), and each pixel is the number of a "
-                     "class",
-                     data[24], data[25]);
+               : status_set(STATUS_FAILED,
+                            "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
+                            "(colour type 0) or has a palette (colour type 3), and each pixel is the number "
+                            "of a class",
+                            data[24], data[25]);
 }
 
 static enum status check_mask(const uint8_t *data, size_t size, const struct image *mask,

@@ -42,8 +42,7 @@ enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, voi
 
 /* Sets `*shape` to the shape that png_decode() produces. STATUS_FAILED if the bytes are not a PNG file, if
  * the image has more than PNG_PIXELS_MAX pixels, or if its header claims more pixels than the file can
- * contain.
- */
+ * contain. */
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape);
 
 /* Decodes into `pixels`, which holds `capacity` bytes: 8-bit gray or RGB, for any kind of PNG. Transparency

@@ -120,8 +120,7 @@ enum status index_extensions_add(struct index_extensions *extensions, const char
     TRY(index_check_name(extension));
     if (strchr(extension, '/')) /* a column of MDS; the member would be in another folder */
         return status_set(STATUS_FAILED,
-                          "'%s' contains a slash, so it cannot be the extension of a file; rename the "
-                          "column",
+                          "'%s' contains a slash, so it cannot be the extension of a file; rename the column",
                           extension);
     extensions->names[extensions->count++] = extension;
     return STATUS_OK;

@@ -128,9 +128,8 @@ static void number_words(const struct words *words)
                                                : LABEL_NONE;
     dataset->labelled = dataset->worded = true;
     if (!words->listed && dataset->class_name_count == dataset->sample_count && dataset->sample_count >= 8)
-        status_warn("%s: each of the %" PRIu32
-                    " samples has another word as its label, such as '%s'; if these "
-                    "are no labels, name the labels with %slabel",
+        status_warn("%s: each of the %" PRIu32 " samples has another word as its label, such as '%s'; if "
+                    "these are no labels, name the labels with %slabel",
                     dataset->path, dataset->sample_count, dataset->class_names[0], OPTION_DASHES);
 }
 
@@ -230,12 +229,10 @@ static enum status find_columns(const char *path, char **text, uint32_t at[2])
         if (!field)
             break;
     }
-    return at[0] != UINT32_MAX && at[1] != UINT32_MAX
-               ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "%s: the first line has no columns 'name' and 'label'; write name,label "
-                            "in it",
-                            path);
+    if (at[0] != UINT32_MAX && at[1] != UINT32_MAX)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "%s: the first line has no columns 'name' and 'label'; write name,label in it", path);
 }
 
 /* Checks the labels: all are integers, or all are words. */

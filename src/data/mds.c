@@ -303,11 +303,10 @@ static enum status read_shard(const json_t *entry, bool (*exists)(void *context,
     /* a compressed shard may have been unpacked, as the streaming library does */
     const bool takes_packed = packed && !exists(context, name);
     if (takes_packed && !unpack_is_packed(packed))
-        return status_set(
-            STATUS_USAGE,
-            "'%.200s' is compressed by %.20s, but only zstd and gz are read; write the set with "
-            "one of them, or unpack its shards",
-            packed, compression ? compression : "an unknown program");
+        return status_set(STATUS_USAGE,
+                          "'%.200s' is compressed by %.20s, but only zstd and gz are read; write the set "
+                          "with one of them, or unpack its shards",
+                          packed, compression ? compression : "an unknown program");
     TRY(read_columns(entry, mds));
     *shard = (struct wids_shard){.url = strdup(takes_packed ? packed : name),
                                  .samples = (uint64_t)json_integer_value(samples),
@@ -543,13 +542,12 @@ static enum status find_values(const struct mds *mds, int fd, uint64_t begin, ui
         sample->sizes[c] = mds->columns[c].bytes ? mds->columns[c].bytes : read_u32(head + 4 * h++);
         at += sample->sizes[c];
     }
-    return at == end
-               ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "offset %llu: the values of the sample have %llu bytes, but its place in the "
-                            "shard has %llu",
-                            (unsigned long long)begin, (unsigned long long)(at - begin),
-                            (unsigned long long)(end - begin));
+    return at == end ? STATUS_OK
+                     : status_set(STATUS_FAILED,
+                                  "offset %llu: the values of the sample have %llu bytes, but its place in "
+                                  "the shard has %llu",
+                                  (unsigned long long)begin, (unsigned long long)(at - begin),
+                                  (unsigned long long)(end - begin));
 }
 
 /* Returns whether two images have the same shape and type. */

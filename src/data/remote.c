@@ -687,11 +687,10 @@ static enum status add_object(void *context, const struct s3_object *object)
     listing->empty = false;
     /* S3 sorts keys by their bytes. Azure's order depends on the kind of the account. */
     if (remote->service == SERVICE_S3 && *listing->last && strcmp(object->name, listing->last) <= 0)
-        return status_set(
-            STATUS_FAILED,
-            "the list has '%.300s' after '%.300s': keys must ascend, or some would be lost or read "
-            "twice; name the shards, as in %s/shard-{000000..000099}.tar",
-            object->name, listing->last, remote->shown);
+        return status_set(STATUS_FAILED,
+                          "the list has '%.300s' after '%.300s': keys must ascend, or some would be lost or "
+                          "read twice; name the shards, as in %s/shard-{000000..000099}.tar",
+                          object->name, listing->last, remote->shown);
     snprintf(listing->last, sizeof listing->last, "%s", object->name);
     if (strncmp(object->name, remote->prefix, length) != 0)
         return status_set(STATUS_FAILED,
@@ -1112,10 +1111,9 @@ static void note_passing(struct remote *remote, struct remote_file *file)
     }
     pthread_mutex_unlock(&remote->lock);
     if (first)
-        status_warn(
-            "%s/%s: the server sends neither an ETag nor a Last-Modified that identifies the content; "
-            "%s keeps such files during this run only",
-            remote->shown, file->name, REMOTE_CACHE_DIR);
+        status_warn("%s/%s: the server sends neither an ETag nor a Last-Modified that identifies the "
+                    "content; %s keeps such files during this run only",
+                    remote->shown, file->name, REMOTE_CACHE_DIR);
 }
 
 /* Reads a file into a draft of the cache. */

@@ -295,8 +295,7 @@ static enum status wait_for_others(const struct cache_stop *stop, const char *pa
 }
 
 /* Locks an open file. Tries again at intervals of at most `most_ns` while another process holds the lock.
- * Sets
- * `*locked` to false, and errno, if the file system has no locks. */
+ * Sets `*locked` to false, and errno, if the file system has no locks. */
 static enum status lock_file(int fd, const char *path, long most_ns, const struct cache_stop *stop,
                              bool *locked)
 {

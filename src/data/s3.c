@@ -136,11 +136,10 @@ enum status s3_find_credentials(struct s3_credentials *credentials)
         if (!*credentials->key)
             TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 3, &found, &other));
         if (!found && profile)
-            return status_set(
-                STATUS_USAGE,
-                "AWS_PROFILE: no profile '%s' in ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE) "
-                "or ~/.aws/config (AWS_CONFIG_FILE)",
-                profile);
+            return status_set(STATUS_USAGE,
+                              "AWS_PROFILE: no profile '%s' in ~/.aws/credentials "
+                              "(AWS_SHARED_CREDENTIALS_FILE) or ~/.aws/config (AWS_CONFIG_FILE)",
+                              profile);
         if (!*credentials->key && other)
             return status_set(STATUS_USAGE,
                               "AWS_PROFILE: the profile '%s' takes its keys from %s, which is not read; set "

@@ -412,8 +412,7 @@ static void open_epoch(struct set_stream *self)
 }
 
 /* Returns whether stream_next() would return at once. Sets `*slot` to the next batch, NULL if it is not
- * listed.
- */
+ * listed. */
 static bool is_ready(const struct set_stream *self, struct slot **slot)
 {
     const bool listed = self->taken < self->listed;
@@ -802,12 +801,11 @@ static enum status check_kept(const struct set_stream_request *request)
     const char *why = request->output               ? OPTION_OR_FIELD("--rand-augment", "rand_augment")
                       : mixing_on(&request->mixing) ? "mixtures in host memory"
                                                     : NULL;
-    return request->device_bytes == 0 || !why
-               ? STATUS_OK
-               : status_set(
-                     STATUS_USAGE,
-                     "%s keeps images that are the same in each epoch, not those of %s; drop one of them",
-                     OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"), why);
+    if (request->device_bytes == 0 || !why)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "%s keeps images that are the same in each epoch, not those of %s; drop one of them",
+                      OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"), why);
 }
 
 static enum status check_request(const struct set_stream_request *request)
@@ -824,9 +822,8 @@ static enum status check_request(const struct set_stream_request *request)
                           fit->res, fit->res, fit->channels);
     TRY(check_share(request));
     if (fit->filter != RESAMPLE_BILINEAR && (request->device_share > 0 || request->device_bytes > 0))
-        return status_set(STATUS_USAGE,
-                          "a device crops images by the bilinear filter only; use --decoder cpu, "
-                          "and no --resident-device-bytes, or --interpolation bilinear");
+        return status_set(STATUS_USAGE, "a device crops images by the bilinear filter only; use --decoder "
+                                        "cpu, and no --resident-device-bytes, or --interpolation bilinear");
     if (request->output && (request->type != DTYPE_U8 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX ||
                             (request->depth != 1 && request->output->rand.operations > 0)))
         return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",
@@ -840,9 +837,8 @@ static enum status check_request(const struct set_stream_request *request)
                           OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"),
                           request->dataset->multi_hot ? "multi-hot labels" : "masks");
     if (set_stream_masks(request) && mixing_on(&request->mixing))
-        return status_set(STATUS_USAGE,
-                          "a stream cannot mix images that have masks or multi-hot labels; mix their batches "
-                          "in the training loop");
+        return status_set(STATUS_USAGE, "a stream cannot mix images that have masks or multi-hot labels; mix "
+                                        "their batches in the training loop");
     if (set_stream_masks(request) && !request->dataset->multi_hot &&
         (request->depth != 1 || (request->output && request->output->rand.operations > 0)))
         return status_set(STATUS_USAGE, "a stream cannot distort images that have masks");
@@ -1204,12 +1200,11 @@ enum status set_stream_find_shape(struct set_stream_request *request)
 static enum status refuse_shards(bool cached, uint64_t bytes, uint64_t limit)
 {
     return cached
-               ? status_set(
-                     STATUS_USAGE,
-                     "%s is %llu, but the shards of %s have %llu bytes, which are read in random order: most "
-                     "would be downloaded again and again; raise %s to at least %llu",
-                     REMOTE_CACHE_BYTES, (unsigned long long)limit, OPTION_OR_FIELD("--data", "path"),
-                     (unsigned long long)bytes, REMOTE_CACHE_BYTES, (unsigned long long)bytes)
+               ? status_set(STATUS_USAGE,
+                            "%s is %llu, but the shards of %s have %llu bytes, which are read in random "
+                            "order: most would be downloaded again and again; raise %s to at least %llu",
+                            REMOTE_CACHE_BYTES, (unsigned long long)limit, OPTION_OR_FIELD("--data", "path"),
+                            (unsigned long long)bytes, REMOTE_CACHE_BYTES, (unsigned long long)bytes)
                : status_set(
                      STATUS_USAGE,
                      "%s: the server sends no ranges of the shards, which have %llu bytes, but only %llu "

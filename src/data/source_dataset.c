@@ -296,11 +296,10 @@ static enum status rename_image(struct copy *copy, const struct dataset_sample *
              source_extensions[encoding]);
     for (size_t m = 0; m < sample->count; m++)
         if (strcasecmp(sample->members[m].extension, name) == 0)
-            return status_set(
-                STATUS_USAGE,
-                "--encode %s: it has a member '%s' already; choose its members with --image and "
-                "--label, or choose another --encode",
-                source_encodings[encoding], name);
+            return status_set(STATUS_USAGE,
+                              "--encode %s: it has a member '%s' already; choose its members with --image "
+                              "and --label, or choose another --encode",
+                              source_encodings[encoding], name);
     size_t i = 0;
     while (i < copy->extension_count && strcmp(copy->extensions[i], name) != 0)
         i++;
@@ -388,10 +387,9 @@ static enum status check_mask(const struct dataset *dataset, const struct datase
     const enum status status =
         has ? image_check_mask(made->members[sample->label].bytes, made->members[sample->label].size)
             : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
-    return status == STATUS_OK
-               ? STATUS_OK
-               : dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)],
-                            status);
+    if (status == STATUS_OK)
+        return STATUS_OK;
+    return dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)], status);
 }
 
 static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
@@ -555,9 +553,8 @@ static enum status open_source(const struct source_request *request, const struc
 static enum status check_permute(const struct dataset_values *parameters)
 {
     return parameters->permute
-               ? status_set(STATUS_USAGE,
-                            "--permute would transfer a shard for each sample of a URL; copy the "
-                            "data set without --permute, then permute the copy")
+               ? status_set(STATUS_USAGE, "--permute would transfer a shard for each sample of a URL; copy "
+                                          "the data set without --permute, then permute the copy")
                : STATUS_OK;
 }
 

@@ -62,9 +62,8 @@ static const struct option_spec counter_options[] = {
      .maximum = 18446744073709551615.0, .column = COLUMN, .help = "seed of the values"},
     {"classes", "N", OPTION_COUNT, offsetof(struct counter_values, classes), .fallback = "10",
      .maximum = 2147483647, .column = COLUMN,
-     .help =
-         "number of labels: sample n has the label n mod N, so that the set can also be trained on. 0: no "
-         "labels"},
+     .help = "number of labels: sample n has the label n mod N, so that the set can also be trained on. 0: "
+             "no labels"},
 };
 
 struct counter {

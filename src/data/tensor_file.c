@@ -463,8 +463,7 @@ enum status safetensors_list(struct tensor_file *file)
     if (size > HEADER_BYTES_MAX)
         return status_set(STATUS_FAILED,
                           "its header has %" PRIu64
-                          " bytes; at most %d are allowed: divide the tensors among "
-                          "several files",
+                          " bytes; at most %d are allowed: divide the tensors among several files",
                           size, HEADER_BYTES_MAX);
     FREED char *text = malloc(size);
     TRY(ALLOCATED(text, "out of memory for its header of %" PRIu64 " bytes", size));

@@ -322,13 +322,12 @@ static enum status do_global(struct parser *parser, size_t unused)
         return STATUS_OK;
     char advice[256];
     advise_saving(parser, advice, sizeof advice);
-    return status_set(
-        STATUS_FAILED,
-        "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
-        "tuples, numbers, strings and a few plain objects are read, and nothing is executed; if you trust "
-        "the file, save only its "
-        "tensors with Python: x = torch.load('FILE', map_location='cpu', weights_only=False), then %s",
-        module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1, advice);
+    return status_set(STATUS_FAILED,
+                      "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
+                      "tuples, numbers, strings and a few plain objects are read, and nothing is executed; "
+                      "if you trust the file, save only its tensors with Python: x = torch.load('FILE', "
+                      "map_location='cpu', weights_only=False), then %s",
+                      module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1, advice);
 }
 
 static enum status do_tuple(struct parser *parser, size_t first)
@@ -1086,10 +1085,9 @@ static enum status check_machine(const struct legacy *legacy)
     for (size_t i = 0; machine->kind == PICKLE_DICT && i < machine->count; i += 2)
         little |= pickle_is(machine->items[i], "little_endian") &&
                   machine->items[i + 1]->kind == PICKLE_BOOL && machine->items[i + 1]->number;
-    return little
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "it does not say that its values are little-endian: load it with "
-                                           "torch.load() and save it again on such a machine");
+    return little ? STATUS_OK
+                  : status_set(STATUS_FAILED, "it does not say that its values are little-endian: load it "
+                                              "with torch.load() and save it again on such a machine");
 }
 
 static int compare_members(const void *a, const void *b)

@@ -115,9 +115,8 @@ static enum status step_zstd(struct unpacking *self, size_t *got)
     if (code == ZSTD_error_memory_allocation)
         return status_set(STATUS_EXHAUSTED, "out of memory for zstd");
     if (code == ZSTD_error_frameParameter_windowTooLarge)
-        return status_set(STATUS_FAILED,
-                          "the zstd data need a window of more than 128 MiB; compress the shard "
-                          "with zstd --long=27 or less");
+        return status_set(STATUS_FAILED, "the zstd data need a window of more than 128 MiB; compress the "
+                                         "shard with zstd --long=27 or less");
     if (code == ZSTD_error_dictionary_wrong)
         return status_set(STATUS_FAILED, "the zstd data need a dictionary; compress the shard without one");
     return damaged(self, ZSTD_getErrorName(left));

@@ -33,10 +33,9 @@ static const struct option_spec options[] = {
      .help =
          "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the "
          "order of the shards. Variants that stream have the default of train --feed load, " STREAM_TEXT_OF(
-             STREAM_SHUFFLE) ", divide "
-                             "the buffer equally among --lanes, and keep the order of the files with 0. "
-                             "Other variants that read files, and "
-                             "gpu-resident, ignore this option and shuffle all samples"},
+             STREAM_SHUFFLE) ", divide the buffer equally among --lanes, and keep the order of the files "
+                             "with 0. Other variants that read files, and gpu-resident, ignore this option "
+                             "and shuffle all samples"},
     STREAM_LANES_OPTION(AT(lanes), "a variant that streams"),
     STREAM_PREFETCH_OPTION(AT(prefetch), "a variant that streams"),
     STREAM_RESIDENT_OPTION(AT(resident_bytes), "a variant that streams",
@@ -106,9 +105,8 @@ static const struct option_spec options[] = {
     CROP_OPTIONS(AT(crop)),
     JITTER_OPTIONS(AT(color), "images and clips of variants that stream"),
     {"axes", "NAME", OPTION_CHOICE, AT(axes), .fallback = "cthw", .choices = axes_names, .column = COLUMN,
-     .help =
-         "order of the axes in batches of clips of variants that stream: channels, frames, height, width. "
-         "NAME is one of"},
+     .help = "order of the axes in batches of clips of variants that stream: channels, frames, height, "
+             "width. NAME is one of"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), .fallback = "f16", .choices = dtypes, .column = COLUMN,
      .help = "element type of the batches of a GPU variant; raw keeps the stored type. TYPE is one of"},
     {"ring", "N", OPTION_COUNT, AT(ring), .fallback = "2", .minimum = 2, .maximum = 64, .column = COLUMN,
@@ -530,9 +528,8 @@ static enum status load_suits(const struct options *given, const void *parameter
     if (traits->streams)
         return suits_streams(given, parameters);
     if (parameters->color.jitter || parameters->color.grayscale > 0 || parameters->color.blur > 0)
-        return status_set(STATUS_USAGE,
-                          "does not change colours; drop --color-jitter, --grayscale and --blur, or "
-                          "use stream or stream-gpu");
+        return status_set(STATUS_USAGE, "does not change colours; drop --color-jitter, --grayscale and "
+                                        "--blur, or use stream or stream-gpu");
     if (traits->device && decodes && !traits->decodes)
         return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
                                         "--decode and --augment, or use shards-gpu or a CPU variant");
@@ -543,9 +540,8 @@ static enum status load_suits(const struct options *given, const void *parameter
                                         "random-resized-crop, which move them");
     if (traits->device && !decodes &&
         (strchr(parameters->mean_text, ',') || strchr(parameters->std_text, ',')))
-        return status_set(STATUS_USAGE,
-                          "accepts one value per channel for --mean and --std only with --decode; give "
-                          "one value for each option");
+        return status_set(STATUS_USAGE, "accepts one value per channel for --mean and --std only with "
+                                        "--decode; give one value for each option");
     if (!traits->device && !parameters->augment &&
         (options_given(given, "mean") || options_given(given, "std")))
         return status_set(
@@ -569,11 +565,10 @@ static enum status load_accepts(const void *input, const struct variant *variant
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     if (load->dataset->raw.channels && !traits->streams)
-        return status_set(
-            STATUS_USAGE,
-            "reads single files or tar shards, but %s has files of records, as MNIST and CIFAR-10 "
-            "have, or arrays of MDS; use the variant stream",
-            load->dataset->path);
+        return status_set(STATUS_USAGE,
+                          "reads single files or tar shards, but %s has files of records, as MNIST and "
+                          "CIFAR-10 have, or arrays of MDS; use the variant stream",
+                          load->dataset->path);
     if (traits->files && !traits->streams && !load->dataset->shards &&
         load->dataset->sample_bytes_max >= INT32_MAX)
         return status_set(STATUS_USAGE,
