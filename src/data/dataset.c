@@ -1,20 +1,16 @@
 #include "data/dataset.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/array.h"
-#include "core/file.h"
 #include "core/text.h"
 #include "data/checksum.h"
 #include "data/file_list.h"

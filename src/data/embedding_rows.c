@@ -1,9 +1,7 @@
 #include "data/embedding_rows.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -5,7 +5,6 @@
 #include <fts.h>
 #include <glob.h>
 #include <stdlib.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>

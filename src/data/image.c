@@ -8,7 +8,6 @@
 
 #include "core/options.h"
 #include "data/random_boxes.h"
-#include "data/npy.h"
 
 #define PIXEL RESAMPLE_PIXEL_BYTES
 #define ROWS  16 /* rows that are decoded at a time */

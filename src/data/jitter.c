@@ -1,6 +1,5 @@
 #include "data/jitter.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "core/options.h"

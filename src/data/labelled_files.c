@@ -1,7 +1,6 @@
 #include "data/labelled_files.h"
 
 #include <inttypes.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,7 +11,6 @@
 #include "data/checksum.h"
 #include "data/members.h"
 #include "data/mixing.h"
-#include "data/tar.h"
 
 void plain_close(struct plain *plain)
 {

@@ -4,16 +4,12 @@
 #include <limits.h>
 #include <math.h>
 #include <omp.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "core/file.h"
 #include "core/array.h"
-#include "core/options.h"
-#include "core/status.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "core/workload.h"
@@ -28,9 +24,6 @@
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
-#endif
-
-#ifdef _OPENMP
 #endif
 
 #define FOLDER_SAMPLES 1000                /* samples per folder, with --store files */

@@ -4,18 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/file.h"
 #include "core/text.h"
-#include "data/index.h"
 #include "data/checksum.h"
 #include "data/tar.h"
 

@@ -1,7 +1,6 @@
 #include "data/rand_augment.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "core/options.h"
 

@@ -5,12 +5,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <search.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -19,7 +14,6 @@
 
 #include "core/array.h"
 #include "core/parallel.h"
-#include "core/status.h"
 #include "data/checksum.h"
 #include "data/http.h"
 #include "data/mds.h"

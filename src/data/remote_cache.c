@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <libgen.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 #include "data/resample.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -7,7 +7,6 @@
  * their sizes: it gives each one its place, and enlarges the memory if necessary. */
 #include "data/set_stream_parts.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -2,7 +2,6 @@
  * decodes its image into the batch, and mixes it. */
 #include "data/set_stream_parts.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 

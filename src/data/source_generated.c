@@ -2,7 +2,6 @@
  * `clips`, moving blobs. Each sample is a pure function of (seed, number), bit-identical on every machine. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* Decodes WebP files with libwebp. */
 #include "data/image_formats.h"
 
-#include <inttypes.h>
 #include <string.h>
 #ifdef HAVE_WEBP
 #include <webp/decode.h>
