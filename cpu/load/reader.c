@@ -319,8 +319,7 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     for (uint32_t m = 0; m < sample->image; m++)
         data += members[m].size;
     enum status status = prepare_image(worker, number, &members[sample->image], data);
-    return status == STATUS_OK ? STATUS_OK
-                               : dataset_at(load->dataset, sample, &members[sample->image], status);
+    return dataset_at(load->dataset, sample, &members[sample->image], status);
 }
 
 /* Returns the hash of a sample. `hash_member` hashes each member. */

@@ -287,8 +287,7 @@ static enum status replace_by_copy(const struct dataset *dataset, uint32_t file,
         *fd = -1;
     }
     errno = EIO;
-    return status == STATUS_OK ? STATUS_OK
-                               : status_prefix(status, "%s/%s", dataset->path, dataset->files[file].name);
+    return status_prefix(status, "%s/%s", dataset->path, dataset->files[file].name);
 }
 
 enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd)
@@ -338,6 +337,8 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
 enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
                        const struct dataset_member *member, enum status status)
 {
+    if (status == STATUS_OK)
+        return STATUS_OK;
     const char *name = dataset->files[member->file].name;
     return dataset->shards ? status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path, name,
                                            (unsigned long long)member->offset, sample->key)
@@ -529,8 +530,7 @@ enum status dataset_choose_members(struct dataset *dataset, struct dataset_sampl
 {
     uint32_t at = 0;
     enum status status = choose(dataset, sample, &at);
-    return status == STATUS_OK ? STATUS_OK
-                               : dataset_at(dataset, sample, &dataset->members[sample->member + at], status);
+    return dataset_at(dataset, sample, &dataset->members[sample->member + at], status);
 }
 
 /* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
@@ -632,8 +632,7 @@ static enum status try_label(struct plain *plain, const struct dataset_sample *s
         words ? plain_label_text(plain, sample, text, &number) : plain_label(plain, sample, 0, &label);
     if (status == STATUS_FAILED && plain->dataset->streamed)
         dataset_advise_mask(status);
-    return status == STATUS_OK ? status
-                               : status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
+    return status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
 }
 
 /* Requests `shard`, which is read next, and the shards after it. */
@@ -786,7 +785,7 @@ static enum status check_digest(const struct dataset *dataset, uint32_t file)
         return dataset->skip && status == STATUS_FAILED ? STATUS_OK : status;
     status = dataset_check_digest(dataset, file, fd, shard->digest);
     dataset_file_close(dataset, fd);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
+    return status_prefix(status, "%s/%s", dataset->path, shard->name);
 }
 
 enum status dataset_hash(struct dataset *dataset)

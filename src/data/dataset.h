@@ -227,7 +227,7 @@ enum status dataset_label(const struct dataset *dataset, const struct dataset_sa
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
 
 /* Prepends the file, in shards the offset of the member, and the key of the sample to the message. Returns
- * `status`. */
+ * `status`. Does nothing for STATUS_OK. */
 enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
                        const struct dataset_member *member, enum status status);
 

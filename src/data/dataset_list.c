@@ -593,8 +593,7 @@ static enum status check_distinct(struct dataset *dataset, const char *place, co
 {
     enum status status = dataset->remote ? check_distinct_urls(dataset, names, count)
                                          : paths_check_distinct(dataset->directory, names, count);
-    return status == STATUS_OK ? STATUS_OK
-                               : status_prefix(status, "%s%s %s", OPTION_DASHES, dataset->option, place);
+    return status_prefix(status, "%s%s %s", OPTION_DASHES, dataset->option, place);
 }
 
 /* Scans these shards. `place` has the list of them, for messages. `wids` is the index that names them, or
@@ -842,12 +841,10 @@ static enum status open_wids(struct dataset *dataset, const char *name)
     TRY(read_index_text(dataset, name, path, &text, &size));
     enum status status = wids_parse(text, size, &wids);
     free(text);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
+    TRY(status_prefix(status, "%s", path));
     if (wids.count > 0) {
         status = (dataset->remote ? place_remote : place_local)(dataset, &wids);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s", path);
+        TRY(status_prefix(status, "%s", path));
     }
     FREED const char **names = calloc(wids.count + 1, sizeof *names);
     if (!names)
@@ -880,8 +877,7 @@ static __attribute__((noinline)) enum status open_mds(struct dataset *dataset, b
     free(text);
     if (status == STATUS_OK && *found)
         status = mds_choose(mds, &dataset->choice);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
+    TRY(status_prefix(status, "%s", path));
     if (!*found) {
         free(mds);
         dataset->columns = NULL;
@@ -992,8 +988,7 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     struct index *index = &dataset->index;
     TRY(read_index_text(dataset, name, path, &text, &size));
     enum status status = index_parse(text, size, index);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
+    TRY(status_prefix(status, "%s", path));
     if (dataset->remote && index->layout != INDEX_SHARDS)
         return refuse_files(dataset);
     dataset->indexed = true;

@@ -142,7 +142,7 @@ static enum status add_file(const char *path, const char *name, struct labels *l
     enum status status = find_labels(&file, name, &tensor);
     if (status == STATUS_OK)
         status = add_tensor(&file, tensor, labels);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(status, "%s", path);
 }
 
 static enum status check_count(const struct labels *labels, const char *path)

@@ -490,9 +490,7 @@ static enum status add_file(struct embeddings *set, const char *path, const char
             "%s: %" PRIu64 " tensors or NumPy arrays are in Python objects that are not read, such as "
             "ndarray, deque or Namespace, so their rows are missing; save them as tensors in a dict or list",
             path, file.skipped);
-    enum status status = add_tensors(set, &file, pattern, entry);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
+    TRY(status_prefix(add_tensors(set, &file, pattern, entry), "%s", path));
     if (entry->mapping && set->file_count <= files_kept_open())
         entry->fd = fcntl(file.fd, F_DUPFD_CLOEXEC, 0);
     return STATUS_OK;
@@ -727,8 +725,7 @@ static enum status read_open(const struct embeddings_file *file, int fd, uint64_
                              size_t bytes)
 {
     const struct tensor_file opened = {.path = file->path, .fd = fd};
-    const enum status status = tensor_file_read(&opened, offset, to, bytes);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", file->path);
+    return status_prefix(tensor_file_read(&opened, offset, to, bytes), "%s", file->path);
 }
 
 /* Reads a file that does not stay open. */

@@ -919,9 +919,7 @@ enum status image_fit_mask(const struct image_fit *fit, const struct image_view 
     struct image_box box = {0, 0, of->width, of->height};
     struct output resized = {of->width, of->height}, output = resized;
     struct image mask;
-    const enum status status = decode_png_by(png_decode_indices, data, size, scratch, &mask);
-    if (status != STATUS_OK)
-        return status_prefix(status, "its mask");
+    TRY(status_prefix(decode_png_by(png_decode_indices, data, size, scratch, &mask), "its mask"));
     TRY(check_mask(data, size, &mask, of));
     if (fit->res) {
         TRY(choose_box(fit, of->width, of->height, of->epoch, of->sample, &box));

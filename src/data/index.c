@@ -351,8 +351,7 @@ enum status index_parse(char *text, size_t size, struct index *index)
         end = memchr(line, '\n', left); /* not NULL: check_sign() found the last line */
         *end = '\0';
         enum status status = read_line(line, lines++ == 0, index);
-        if (status != STATUS_OK)
-            return status_prefix(status, "line %zu", lines);
+        TRY(status_prefix(status, "line %zu", lines));
     }
     return index->provenance ? STATUS_OK : status_set(STATUS_FAILED, "the index is empty");
 }
@@ -363,8 +362,7 @@ enum status index_read(const char *path, struct index *index)
     size_t size;
     *index = (struct index){0};
     TRY(file_read(path, &text, &size));
-    enum status status = index_parse(text, size, index);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(index_parse(text, size, index), "%s", path);
 }
 
 void index_free(struct index *index)
@@ -420,8 +418,7 @@ static enum status read_root(const json_t *root, struct wids *wids)
     TRY(ALLOCATED(wids->name && wids->shards, "out of memory"));
     for (; wids->count < json_array_size(list); wids->count++) {
         enum status status = read_shard(json_array_get(list, wids->count), &wids->shards[wids->count]);
-        if (status != STATUS_OK)
-            return status_prefix(status, "shard %zu of the list", wids->count);
+        TRY(status_prefix(status, "shard %zu of the list", wids->count));
     }
     return STATUS_OK;
 }

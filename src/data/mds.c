@@ -328,8 +328,7 @@ static enum status read_root(const json_t *root, bool (*exists)(void *context, c
     for (size_t i = 0; i < count; mds->list.count = ++i) {
         struct wids_shard *shard = &mds->list.shards[i];
         enum status status = read_shard(json_array_get(list, i), exists, context, mds, shard);
-        if (status != STATUS_OK)
-            return status_prefix(status, "shard %zu of the list", i);
+        TRY(status_prefix(status, "shard %zu of the list", i));
         mds->first[i + 1] = mds->first[i] + shard->samples;
         if (mds->first[i + 1] > SAMPLES_MAX)
             return status_set(STATUS_FAILED, "it has more than %u samples; split the data set", SAMPLES_MAX);

@@ -164,11 +164,8 @@ static enum status parse_headers(struct plain *plain, const struct dataset_sampl
     tar_move(parser, end - available);
     while (parser->position < end) {
         const uint8_t *at = bytes + (available - (size_t)(end - parser->position));
-        enum status status =
-            tar_next(parser, at, (size_t)(end - parser->position), false, &found, &step, &need);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s/%s", plain->dataset->path,
-                                 plain->dataset->files[plain->file].name);
+        TRY(status_prefix(tar_next(parser, at, (size_t)(end - parser->position), false, &found, &step, &need),
+                          "%s/%s", plain->dataset->path, plain->dataset->files[plain->file].name));
         if (step == TAR_MEMBER && (found.data >= end || key_split(found.name, &length, &extension)))
             return compare_name(plain, sample, member, &found);
         if (step != TAR_MEMBER)
@@ -319,7 +316,7 @@ enum status plain_multi_hot(struct plain *plain, const struct dataset_sample *sa
     const enum status status = members_multi_hot(bytes, member->size, classes, &label);
     for (uint32_t w = 0; status == STATUS_OK && row && w < multi_hot_words(*classes); w++)
         row[w] = multi_hot_pack(label, *classes, w);
-    return status == STATUS_OK ? status : dataset_at(dataset, sample, member, status);
+    return dataset_at(dataset, sample, member, status);
 }
 
 enum status plain_label_text(struct plain *plain, const struct dataset_sample *sample,

@@ -100,7 +100,7 @@ static enum status open_images(struct dataset *dataset, const char *name, const 
     status = file_refuse_pointer(head, (size_t)count);
     if (status == STATUS_OK)
         status = idx_parse_header(head, dataset->files[dataset->file_count - 1].bytes, images, offset);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(status, "%s", path);
 }
 
 /* Writes the path of the file of labels, plain or gzipped: for x-images-idx3-ubyte, x-labels-idx1-ubyte. */

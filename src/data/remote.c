@@ -758,8 +758,7 @@ static enum status list_objects(struct remote *remote)
         listing->tokens[count++] = fnv_add(FNV_BEGIN, next, strlen(next));
         listing->empty = true;
         enum status status = s3_list((char *)listing->page, reply.got, add_object, listing, next);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s", remote->shown);
+        TRY(status_prefix(status, "%s", remote->shown));
         const bool again = holds(listing->tokens, count, fnv_add(FNV_BEGIN, next, strlen(next)));
         if (!listing->empty)
             count = 0;
@@ -1186,8 +1185,7 @@ static enum status read_unpacked(struct remote *remote, struct remote_file *file
         const enum status unpacked = unpack_to_memory(
             &stop, &(struct unpack_input){.fd = from, .tar = !mds_is_shard(file->name)}, NULL, fd);
         remote_done(remote, from);
-        return unpacked == STATUS_OK ? STATUS_OK
-                                     : status_prefix(unpacked, "%s/%s", remote->shown, file->name);
+        return status_prefix(unpacked, "%s/%s", remote->shown, file->name);
     }
     TRY(find_entry(remote, file, false, &packed));
     TRY(find_entry(remote, file, true, &copy));
@@ -1203,7 +1201,7 @@ static enum status read_unpacked(struct remote *remote, struct remote_file *file
         close(from);
         cache_remove(folder, &packed);
     }
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", remote->shown, file->name);
+    return status_prefix(status, "%s/%s", remote->shown, file->name);
 }
 
 /* ---- Opening and closing ---- */

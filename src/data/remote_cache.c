@@ -356,8 +356,7 @@ enum status cache_open(const char *folder, bool frozen)
 {
     struct stat info;
     if (frozen && access(folder, F_OK) != 0 && errno == ENOENT) {
-        enum status status = file_check_new_folder(folder);
-        return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", REMOTE_CACHE_DIR);
+        return status_prefix(file_check_new_folder(folder), "%s", REMOTE_CACHE_DIR);
     }
     if (!frozen && mkdir(folder, 0777) != 0 && errno != EEXIST) {
         const int cause = errno;

@@ -104,7 +104,7 @@ static enum status read_profile(const char *variable, const char *name, const st
     }
     explicit_bzero(line, sizeof line);
     fclose(file);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path ? path : usual);
+    return status_prefix(status, "%s", path ? path : usual);
 }
 
 /* Sets each setting to its variable, or to "". */

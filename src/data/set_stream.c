@@ -1132,7 +1132,7 @@ static enum status decode_sample(const struct set_stream_request *request, uint3
     if (status == STATUS_OK && !is_image)
         status = status_set(STATUS_FAILED, "its %s is neither an image nor an array of an image",
                             member->extension);
-    return status == STATUS_OK ? STATUS_OK : dataset_at(request->dataset, sample, member, status);
+    return dataset_at(request->dataset, sample, member, status);
 }
 
 /* Compares the shapes of some images with that of the first one, so that a set with several sizes fails
@@ -1149,8 +1149,7 @@ static enum status compare_shapes(const struct set_stream_request *request, stru
         if (decode_sample(request, number, plain, scratch, bytes, &image) != STATUS_OK)
             continue;
         const enum status status = set_load_check_shape(request, &image);
-        if (status != STATUS_OK)
-            return dataset_at(dataset, sample, &dataset->members[sample->member + sample->image], status);
+        TRY(dataset_at(dataset, sample, &dataset->members[sample->member + sample->image], status));
     }
     return STATUS_OK;
 }

@@ -351,9 +351,7 @@ static enum status resize_all(struct copy *copy, uint64_t first, uint64_t count,
             status = resize_image(&copy->resizing, from, copy->resizing.scratch, &samples[i], &encodings[i]);
         if (status == STATUS_OK)
             status = rename_image(copy, from, encodings[i], &samples[i]);
-        if (status != STATUS_OK)
-            return dataset_at(dataset, from, &dataset->members[from->member + (has ? from->image : 0)],
-                              status);
+        TRY(dataset_at(dataset, from, &dataset->members[from->member + (has ? from->image : 0)], status));
     }
     return STATUS_OK;
 }
@@ -387,8 +385,6 @@ static enum status check_mask(const struct dataset *dataset, const struct datase
     const enum status status =
         has ? image_check_mask(made->members[sample->label].bytes, made->members[sample->label].size)
             : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
-    if (status == STATUS_OK)
-        return STATUS_OK;
     return dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)], status);
 }
 
@@ -503,8 +499,7 @@ static enum status check_extensions(const struct dataset *dataset)
             const bool named = dataset->columns && m == dataset->samples[i].image; /* see name_image() */
             enum status status = index_extensions_add(&extensions, named ? members_format(member->extension)
                                                                          : member->extension);
-            if (status != STATUS_OK)
-                return status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name);
+            TRY(status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name));
         }
     return STATUS_OK;
 }

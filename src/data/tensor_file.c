@@ -154,7 +154,7 @@ enum status tensor_file_open(const char *path, struct tensor_file *file)
     enum status status = open_regular(file);
     if (status == STATUS_OK)
         status = formats[format].list(file);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(status, "%s", path);
 }
 
 void tensor_file_close(struct tensor_file *file)
@@ -424,9 +424,7 @@ static enum status read_tensors(json_t *root, uint64_t data, struct tensor_file 
             continue;
         }
         struct tensor tensor = {.name = NULL};
-        enum status status = read_tensor(entry, file->bytes - data, &tensor);
-        if (status != STATUS_OK)
-            return status_prefix(status, "tensor '%.80s'", name);
+        TRY(status_prefix(read_tensor(entry, file->bytes - data, &tensor), "tensor '%.80s'", name));
         tensor.name = strdup(name);
         TRY(tensor_file_add(file, &tensor));
     }

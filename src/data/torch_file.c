@@ -598,9 +598,7 @@ static enum status parse(struct parser *parser)
         const uint8_t *code = take(parser, 1);
         if (!code)
             return TRUNCATED;
-        enum status status = step(parser, *code);
-        if (status != STATUS_OK)
-            return status_prefix(status, "offset %zu of its pickle", (size_t)(code - parser->bytes));
+        TRY(status_prefix(step(parser, *code), "offset %zu of its pickle", (size_t)(code - parser->bytes)));
     }
     return parser->stack.count == 0 ? STATUS_OK
                                     : status_set(STATUS_FAILED, "its pickle has values after its end");

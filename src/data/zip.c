@@ -496,9 +496,7 @@ static enum status list_arrays(struct tensor_file *file, const struct zip *zip)
         struct tensor tensor = {.name = NULL};
         if (!text_ends_in(member->name, ".npy"))
             continue;
-        enum status status = read_array(file, member, &tensor);
-        if (status != STATUS_OK)
-            return status_prefix(status, "array '%.80s'", member->name);
+        TRY(status_prefix(read_array(file, member, &tensor), "array '%.80s'", member->name));
         tensor.name = strndup(member->name, strlen(member->name) - strlen(".npy"));
         TRY(tensor_file_add(file, &tensor));
     }
