@@ -47,24 +47,18 @@ enum status dataset_advise_mask(enum status status)
                                          "on_error \"mask\" gives such samples the label -1"));
 }
 
-enum status dataset_out_of_memory(void)
-{
-    return status_set(STATUS_EXHAUSTED, "out of memory for the list of samples");
-}
-
 enum status dataset_grow(void *array, uint32_t count, size_t size)
 {
     if (count >= UINT32_MAX / 2)
         return status_set(STATUS_FAILED, "more than %u samples or files; split the data set", count);
-    return array_grow(array, count, size) ? STATUS_OK : dataset_out_of_memory();
+    return DATASET_ALLOCATED(array_grow(array, count, size));
 }
 
 enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept)
 {
     char *copy = NULL;
-    if (!array_grow(&dataset->names, dataset->name_count, sizeof *dataset->names) ||
-        !(copy = strndup(name, length)))
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(array_grow(&dataset->names, dataset->name_count, sizeof *dataset->names) &&
+                          (copy = strndup(name, length))));
     dataset->names[dataset->name_count++] = copy;
     *kept = copy;
     return STATUS_OK;
@@ -610,8 +604,7 @@ void dataset_hold_out(struct dataset_candidate *candidates, uint32_t count, doub
 static enum status hold_out(struct dataset *dataset, struct dataset_candidate *candidates, uint32_t count)
 {
     dataset->held = calloc((size_t)dataset->listed + 1, 1);
-    if (!dataset->held)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(dataset->held));
     dataset_hold_out(candidates, count, dataset->test_share, dataset->held);
     return STATUS_OK;
 }
@@ -855,8 +848,7 @@ static enum status begin(const char *path, bool skip, const struct members *choi
                                 .skip = skip,
                                 .options = calloc(1, sizeof *dataset->options),
                                 .url = path};
-    if (!dataset->path || !dataset->options)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(dataset->path && dataset->options));
     if (options)
         *dataset->options = *options;
     if (choice)
@@ -961,8 +953,7 @@ static enum status read_and_hold_out(struct dataset *dataset, struct label_readi
 {
     FREED struct dataset_candidate *items = NULL;
     const bool holds = dataset->test_share > 0;
-    if (holds && !(items = calloc((size_t)dataset->sample_count + 1, sizeof *items)))
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(!holds || (items = calloc((size_t)dataset->sample_count + 1, sizeof *items))));
     struct candidates all = {items, 0}, none = {NULL, 0};
     if (holds && dataset->only_held) {
         find_candidates(dataset, &all);

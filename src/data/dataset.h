@@ -325,8 +325,8 @@ enum status dataset_list_samples(struct dataset *dataset);
 #define DATASET_UNKNOWN UINT64_MAX       /* the number of lost samples is unknown */
 #define DATASET_KEPT    (UINT64_MAX - 1) /* no sample is lost */
 
-/* Sets a message about the list of samples and returns STATUS_EXHAUSTED. */
-enum status dataset_out_of_memory(void);
+/* ALLOCATED() for the list of samples. */
+#define DATASET_ALLOCATED(room) ALLOCATED(room, "out of memory for the list of samples")
 
 /* Makes room for one more sample or file in an array, like array_grow(). */
 enum status dataset_grow(void *array, uint32_t count, size_t size);

@@ -95,8 +95,7 @@ static enum status set_name(struct scan *scan, struct table *table, const char *
     if (table->used >= table->size / 2) {
         struct table larger = {.size = table->size ? 2 * table->size : 1024};
         larger.entries = calloc(larger.size, sizeof *larger.entries);
-        if (!larger.entries)
-            return dataset_out_of_memory();
+        TRY(DATASET_ALLOCATED(larger.entries));
         for (uint32_t i = 0; i < table->size; i++)
             if (table->entries[i].name)
                 *find_entry(&larger, table->entries[i].name, strlen(table->entries[i].name)) =
@@ -109,8 +108,7 @@ static enum status set_name(struct scan *scan, struct table *table, const char *
     struct entry *entry = find_entry(table, scan->normal, normal);
     if (!entry->name) {
         entry->name = strndup(scan->normal, normal);
-        if (!entry->name)
-            return dataset_out_of_memory();
+        TRY(DATASET_ALLOCATED(entry->name));
         table->used++;
     }
     entry->number = number;
@@ -280,8 +278,7 @@ static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t ne
     if (wanted > sizeof scan->window) {
         free(scan->large);
         to = scan->large = malloc(wanted);
-        if (!to)
-            return dataset_out_of_memory();
+        TRY(DATASET_ALLOCATED(to));
     }
     ssize_t count = pread(scan->fd, to, wanted, (off_t)scan->parser.position);
     if (count < 0 || (size_t)count < wanted)
@@ -442,8 +439,7 @@ static enum status scan_shard(struct dataset *dataset, const char *name, const s
     uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
     dataset->shard_first[file] = first;
     struct scan *scan = calloc(1, sizeof *scan);
-    if (!scan)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(scan));
     scan->dataset = dataset;
     scan->name = name;
     scan->first = first;
@@ -498,7 +494,7 @@ static enum status shards_room(struct dataset *dataset, size_t shards)
 {
     dataset->shards = true;
     dataset->shard_first = calloc(shards + 1, sizeof *dataset->shard_first);
-    return dataset->shard_first ? STATUS_OK : dataset_out_of_memory();
+    return DATASET_ALLOCATED(dataset->shard_first);
 }
 
 /* Returns the name of the first MDS shard, or NULL. */
@@ -571,8 +567,7 @@ static int by_spelling(const void *a, const void *b)
 static enum status check_distinct_urls(struct dataset *dataset, const char *const names[], size_t count)
 {
     FREED const char **spellings = calloc(count + 1, 2 * sizeof *spellings); /* normalised, then as given */
-    if (!spellings)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(spellings));
     for (size_t i = 0; i < count; i++) {
         TRY(dataset_keep_name(dataset, names[i], strlen(names[i]), &spellings[2 * i]));
         if (remote_encoded(dataset->remote))
@@ -692,8 +687,7 @@ static enum status move_to_shards(struct dataset *dataset, struct wids *wids, co
     free(dataset->path);
     dataset->path = strndup(common > 1 ? first : "/.", common > 1 ? common - 1 : 2);
     FREED char *url = NULL;
-    if (!dataset->path || asprintf(&url, "%.*s%s", (int)common, first, query) < 0)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(dataset->path && asprintf(&url, "%.*s%s", (int)common, first, query) >= 0));
     for (size_t i = 0; i < wids->count; i++)
         memmove(wids->shards[i].url, wids->shards[i].url + common, strlen(wids->shards[i].url + common) + 1);
     remote_close(dataset->remote);
@@ -847,8 +841,7 @@ static enum status open_wids(struct dataset *dataset, const char *name)
         TRY(status_prefix(status, "%s", path));
     }
     FREED const char **names = calloc(wids.count + 1, sizeof *names);
-    if (!names)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(names));
     for (size_t i = 0; i < wids.count; i++)
         TRY(dataset_keep_name(dataset, wids.shards[i].url, strlen(wids.shards[i].url), &names[i]));
     return scan_shards(dataset, path, names, wids.count, &wids);
@@ -868,8 +861,7 @@ static __attribute__((noinline)) enum status open_mds(struct dataset *dataset, b
     char path[2 * PATH_MAX], *text;
     size_t size;
     struct mds *mds = dataset->columns = calloc(1, sizeof *mds);
-    if (!mds)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(mds));
     if (dataset->options->prepare) /* libcrypto computes most digests */
         TRY(dataset->options->prepare(NULL));
     TRY(read_index_text(dataset, MDS_INDEX, path, &text, &size));
@@ -884,8 +876,7 @@ static __attribute__((noinline)) enum status open_mds(struct dataset *dataset, b
         return STATUS_OK;
     }
     FREED const char **names = calloc(mds->list.count + 1, sizeof *names);
-    if (!names)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(names));
     for (size_t i = 0; i < mds->list.count; i++)
         names[i] = mds->list.shards[i].url;
     TRY(scan_shards(dataset, path, names, mds->list.count, &mds->list));
@@ -994,8 +985,7 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     dataset->indexed = true;
     if (index->layout == INDEX_SHARDS) {
         FREED const char **names = calloc(index->unit_count + 1, sizeof *names);
-        if (!names)
-            return dataset_out_of_memory();
+        TRY(DATASET_ALLOCATED(names));
         for (uint64_t p = 0; p < index->unit_count; p++)
             names[p] = index->units[p].name;
         TRY(check_distinct(dataset, dataset->path, names, index->unit_count));

@@ -36,10 +36,7 @@ struct embeddings_file {
     int fd;          /* -1: embeddings_read() opens the file for each read */
 };
 
-static enum status out_of_memory(void)
-{
-    return status_set(STATUS_EXHAUSTED, "out of memory for the list of embeddings");
-}
+#define SET_ALLOCATED(room) ALLOCATED(room, "out of memory for the list of embeddings")
 
 /* ---- The tensors of a file ---- */
 
@@ -57,8 +54,7 @@ static int compare_names(const void *a, const void *b)
 static enum status names_open(const struct tensor_file *file, struct names *names)
 {
     *names = (struct names){file, malloc((file->count + 1) * sizeof(const struct tensor *))};
-    if (!names->sorted)
-        return out_of_memory();
+    TRY(SET_ALLOCATED(names->sorted));
     for (size_t i = 0; i < file->count; i++)
         names->sorted[i] = &file->tensors[i];
     qsort(names->sorted, file->count, sizeof(const struct tensor *), compare_names);
@@ -340,8 +336,8 @@ static enum status add_part(struct embeddings *set, const struct embeddings_file
                             const struct rows *rows, const uint8_t *values, const uint8_t *scales)
 {
     char *name = NULL;
-    if (!array_grow(&set->parts, set->part_count, sizeof *set->parts) || !(name = strdup(rows->tensor->name)))
-        return out_of_memory();
+    TRY(SET_ALLOCATED(array_grow(&set->parts, set->part_count, sizeof *set->parts) &&
+                      (name = strdup(rows->tensor->name))));
     set->parts[set->part_count++] =
         (struct embeddings_part){.file = file->path,
                                  .tensor = name,
@@ -378,8 +374,7 @@ static enum status provide(const struct tensor_file *file, struct provision *pro
         TRY(memory_check(copied, "the unpacked arrays", "save them with numpy.savez(), without compression"));
     if (copied > 0 || few) {
         entry->copies = malloc(copied + 1);
-        if (!entry->copies)
-            return out_of_memory();
+        TRY(SET_ALLOCATED(entry->copies));
         provision->next = entry->copies;
     }
     if (few || provision->packed_bytes == provision->bytes)
@@ -480,8 +475,7 @@ static enum status add_file(struct embeddings *set, const char *path, const char
 {
     struct embeddings_file *entry = &set->files[set->file_count++];
     *entry = (struct embeddings_file){.path = strdup(path), .fd = -1};
-    if (!entry->path)
-        return out_of_memory();
+    TRY(SET_ALLOCATED(entry->path));
     CLOSED_BY(tensor_file_close) struct tensor_file file;
     TRY(tensor_file_open(entry->path, &file));
     entry->info = file.info; /* of the size that was parsed, which is that of the mapping */
@@ -647,8 +641,8 @@ enum status embeddings_open(const char *path, const char *tensor, struct embeddi
     struct embeddings *opened = calloc(1, sizeof *opened);
     if (opened)
         opened->files = calloc(paths.count + 1, sizeof *opened->files);
-    if (status == STATUS_OK && (!opened || !opened->files))
-        status = out_of_memory();
+    if (status == STATUS_OK)
+        status = SET_ALLOCATED(opened && opened->files);
     for (size_t i = 0; status == STATUS_OK && i < paths.count; i++)
         status = add_file(opened, paths.names[i], tensor);
     paths_free(&paths);
@@ -765,8 +759,7 @@ static enum status read_decoded(const struct embeddings *set, const struct embed
     const size_t stored_bytes = part->value_bytes + part->scale_bytes;
     const uint64_t most = stored_bytes < PIECE_BYTES ? PIECE_BYTES / stored_bytes : 1;
     FREED uint8_t *values = malloc((most < count ? most : count) * stored_bytes + 1);
-    if (!values)
-        return out_of_memory();
+    TRY(SET_ALLOCATED(values));
     for (uint64_t done = 0, rows; done < count; done += rows) {
         rows = count - done < most ? count - done : most;
         uint8_t *scales = values + rows * part->value_bytes;

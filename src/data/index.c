@@ -72,14 +72,13 @@ static enum status sign(const char *text, size_t size, char line[128])
 
 /* ---- Writing ---- */
 
-#define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for an index")
+#define INDEX_ALLOCATED(room) ALLOCATED(room, "out of memory for an index")
 
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance)
 {
     *text = (struct index_text){0};
     text->stream = open_memstream(&text->text, &text->size);
-    if (!text->stream)
-        return OUT_OF_MEMORY;
+    TRY(INDEX_ALLOCATED(text->stream));
     fprintf(text->stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], provenance);
     return STATUS_OK;
 }
@@ -164,12 +163,14 @@ enum status index_text_add_all(struct index_text *text, const struct index *inde
 enum status index_text_end(struct index_text *text)
 {
     char line[128];
-    enum status status = fflush(text->stream) == 0 ? sign(text->text, text->size, line) : OUT_OF_MEMORY;
+    enum status status = INDEX_ALLOCATED(fflush(text->stream) == 0);
+    if (status == STATUS_OK)
+        status = sign(text->text, text->size, line);
     if (status == STATUS_OK)
         fputs(line, text->stream);
     bool whole = text_close(text->stream);
     text->stream = NULL;
-    return status == STATUS_OK && !whole ? OUT_OF_MEMORY : status;
+    return status == STATUS_OK ? INDEX_ALLOCATED(whole) : status;
 }
 
 void index_text_free(struct index_text *text)

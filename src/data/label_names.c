@@ -137,8 +137,7 @@ static enum status find_words(struct dataset *dataset, struct label_reading *rea
 {
     struct words words = {.dataset = dataset, .listed = dataset->class_names != NULL};
     words.of_sample = calloc((size_t)dataset->sample_count + 1, sizeof *words.of_sample);
-    if (!words.of_sample)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(words.of_sample));
     const enum status status = read_words(&words, reading);
     if (status == STATUS_OK && words.first_key && !words.numbers)
         number_words(&words);
@@ -423,7 +422,7 @@ enum status label_names_follow(struct dataset *test, const struct dataset *train
     const char **names = malloc((train->class_name_count + (size_t)1) * sizeof *names);
     if (!labels || !names || !array_grow(&test->names, test->name_count, sizeof *test->names)) {
         free(names);
-        return dataset_out_of_memory();
+        return DATASET_ALLOCATED(false);
     }
     test->names[test->name_count++] =
         (char *)test->class_names; /* others may hold the list until the set is closed */

@@ -265,8 +265,7 @@ enum status dataset_add_records(struct dataset *dataset, const struct record_for
                           format->lacks[test_set]);
     dataset->shards = dataset->records = true;
     dataset->shard_first = calloc(FILES_MAX + 1, sizeof *dataset->shard_first);
-    if (!dataset->shard_first)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(dataset->shard_first));
     TRY(format->add(dataset, format, format->sets[test_set]));
     for (uint32_t i = dataset->sample_count; i-- > 0;)
         dataset->shard_first[dataset->members[dataset->samples[i].member].file] = i;

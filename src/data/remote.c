@@ -92,11 +92,7 @@ struct remote {
     struct http *http;     /* for lists, and for files that no connection examines */
 };
 
-/* Sets a message and returns STATUS_EXHAUSTED. */
-static enum status out_of_memory(void)
-{
-    return status_set(STATUS_EXHAUSTED, "out of memory for a remote data set");
-}
+#define REMOTE_ALLOCATED(room) ALLOCATED(room, "out of memory for a remote data set")
 
 /* ---- URLs ---- */
 
@@ -163,10 +159,9 @@ static enum status split_url(const char *url, struct remote *remote, char **leaf
         remote->base = NULL;
     if (names_files)
         *leaf = strndup(url + slash, length - slash);
-    if (!remote->base || !remote->suffix || (names_files && !*leaf))
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->base && remote->suffix && (!names_files || *leaf)));
     remote->shown = strndup(remote->base, strlen(remote->base) - 1);
-    return remote->shown ? STATUS_OK : out_of_memory();
+    return REMOTE_ALLOCATED(remote->shown);
 }
 
 /* Decodes percent codes: all, or, if `only` is not NULL, only those of the bytes in `only`. */
@@ -204,8 +199,7 @@ static enum status find_s3(struct remote *remote, char *leaf)
     int length = slash ? (int)(slash - bucket) : 0;
     FREED char *encoded = calloc(1, URL_MAX);
     char *base = NULL;
-    if (!encoded)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(encoded));
     TRY((google ? s3_find_google_endpoint : s3_find_endpoint)(endpoint, &origin));
     if (google) /* its interface accepts this region for all buckets */
         strcpy(remote->region, "auto");
@@ -214,29 +208,29 @@ static enum status find_s3(struct remote *remote, char *leaf)
     if (length == 0 || !s3_encode(slash + 1, true, encoded, URL_MAX))
         return status_set(STATUS_USAGE, "%s%s %s: name a bucket: %s://BUCKET/PREFIX/", OPTION_DASHES,
                           remote->options.option, remote->shown, google ? "gs" : "s3");
+    int made;
     if (*endpoint) { /* path style */
         size_t end = strlen(endpoint) - (endpoint[strlen(endpoint) - 1] == '/');
         if (strncmp(endpoint, "http://", 7) != 0 && strncmp(endpoint, "https://", 8) != 0)
             return status_set(STATUS_USAGE, "%s: '%.80s' does not begin with http:// or https://", origin,
                               endpoint);
-        if (asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded) < 0)
-            return out_of_memory();
+        made = asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded);
     } else if (memchr(bucket, '.', (size_t)length)) {
         /* The certificate *.s3.REGION.amazonaws.com does not match bucket names that contain dots. */
-        if (asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded) <
-            0)
-            return out_of_memory();
-    } else if (asprintf(&base, "https://%.*s.s3.%s.amazonaws.com/%s", length, bucket, remote->region,
-                        encoded) < 0)
-        return out_of_memory();
+        made =
+            asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded);
+    } else
+        made =
+            asprintf(&base, "https://%.*s.s3.%s.amazonaws.com/%s", length, bucket, remote->region, encoded);
+    TRY(REMOTE_ALLOCATED(made >= 0));
     remote->prefix = strdup(slash + 1);
     remote->root = (int)(strlen(base) - strlen(encoded));
     free(remote->base);
     remote->base = base;
     const char *host = strstr(base, "://") + 3;
     snprintf(remote->host, sizeof remote->host, "%.*s", (int)strcspn(host, "/"), host);
-    return remote->prefix ? (google ? s3_find_google_credentials : s3_find_credentials)(&remote->credentials)
-                          : out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->prefix));
+    return (google ? s3_find_google_credentials : s3_find_credentials)(&remote->credentials);
 }
 
 /* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or
@@ -254,8 +248,7 @@ static enum status find_azure(struct remote *remote, char *leaf)
                           OPTION_DASHES, remote->options.option, remote->shown);
     remote->root = (int)(at + 1 - remote->base);
     remote->prefix = strdup(at + 1);
-    if (!remote->prefix)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->prefix));
     decode(remote->prefix, NULL);
     if (leaf)
         decode(leaf, NULL);
@@ -344,8 +337,7 @@ static char *identity_of(const char *query)
 static enum status find_service(struct remote *remote, char *leaf)
 {
     remote->identity = identity_of(remote->suffix);
-    if (!remote->identity)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->identity));
     if (s3_is_url(remote->base)) {
         remote->service = SERVICE_S3;
         return find_s3(remote, leaf);
@@ -368,8 +360,7 @@ struct address {
 static enum status find_address(const struct remote *remote, const char *name, struct address **address)
 {
     *address = malloc(sizeof **address);
-    if (!*address)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(*address));
     char *url = (*address)->url;
     snprintf((*address)->shown, sizeof(*address)->shown, "%s/%s", remote->shown, name);
     bool fits = snprintf(url, URL_MAX, "%s", remote->base) < URL_MAX;
@@ -397,8 +388,7 @@ static enum status sign(const struct http_request *request, const char *range,
     char date[S3_DATE_MAX], authorization[S3_AUTHORIZATION_MAX], value[80] = "";
     const char *begin = strchr(strstr(request->url, "://") + 3, '/'), *query = strchr(begin, '?');
     FREED char *path = strndup(begin, query ? (size_t)(query - begin) : strlen(begin));
-    if (!path)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(path));
     if (*range)
         snprintf(value, sizeof value, "bytes=%s", range);
     struct s3_request signed_ = {.host = remote->host,
@@ -414,7 +404,7 @@ static enum status sign(const struct http_request *request, const char *range,
                 asprintf(&headers[2], "Authorization: %s", authorization) > 0;
     if (made && *remote->credentials.token)
         made = asprintf(&headers[3], "x-amz-security-token: %s", remote->credentials.token) > 0;
-    return made ? STATUS_OK : out_of_memory();
+    return REMOTE_ALLOCATED(made);
 }
 
 /* Returns a GET request, which is signed if the data set is on S3 and there are credentials. `shown` is the
@@ -532,14 +522,12 @@ static enum status list_file(struct remote *remote, const char *name, struct rem
     if (remote->count == remote->room) {
         uint32_t room = remote->room ? 2 * remote->room : 256;
         struct remote_file **larger = realloc(remote->files, room * sizeof *larger);
-        if (!larger)
-            return out_of_memory();
+        TRY(REMOTE_ALLOCATED(larger));
         remote->files = larger;
         remote->room = room;
     }
     *file = find_file(remote, name);
-    if (!*file)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(*file));
     remote->files[remote->count++] = *file;
     return STATUS_OK;
 }
@@ -599,8 +587,7 @@ static enum status find_groups(const struct remote *remote, const char *text, st
             return status_set(STATUS_USAGE, "%s%s: the braces in '%.80s' stand for more than %d files",
                               OPTION_DASHES, remote->options.option, text, NAMES_MAX);
         struct brace_group *larger = realloc(*groups, (*count + 1) * sizeof **groups);
-        if (!larger)
-            return out_of_memory();
+        TRY(REMOTE_ALLOCATED(larger));
         *groups = larger;
         larger[(*count)++] = group;
         at = group.close + 1;
@@ -647,8 +634,7 @@ static enum status expand(struct remote *remote, const char *text)
     FREED struct brace_group *groups = NULL;
     FREED char *name = malloc(URL_MAX);
     size_t count = 0, changed;
-    if (!name)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(name));
     TRY(find_groups(remote, text, &groups, &count));
     remote->braces = count > 0;
     do {
@@ -739,8 +725,7 @@ static bool holds(const uint64_t *hashes, int count, uint64_t hash)
 static enum status list_objects(struct remote *remote)
 {
     FREED struct listing *listing = calloc(1, sizeof *listing);
-    if (!listing)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(listing));
     char *next = listing->next;
     int count = 0, tries = TRIES_FIRST;
     listing->remote = remote;
@@ -889,7 +874,7 @@ static enum status start_transfer(struct remote *remote, struct remote_file *fil
     uint64_t bytes = file->version.bytes;
     if (!transfer) {
         close(fd);
-        return out_of_memory();
+        return REMOTE_ALLOCATED(transfer);
     }
     *transfer = (struct transfer){.file = file, .fd = fd, .end = bytes, .left = bytes};
     if (bytes == 0)
@@ -1058,8 +1043,7 @@ static enum status start_threads(struct remote *remote)
     uint32_t wanted = remote->options.connections ? remote->options.connections : REMOTE_CONNECTIONS;
     TRY(check_descriptors(remote, wanted));
     remote->threads = calloc(wanted, sizeof *remote->threads);
-    if (!remote->threads)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->threads));
     while (remote->thread_count < wanted &&
            parallel_start(&remote->threads[remote->thread_count], serve, remote) == 0)
         remote->thread_count++;
@@ -1084,8 +1068,7 @@ static enum status find_entry(const struct remote *remote, const struct remote_f
         asprintf(&text, "%s\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, unpacked ? "2 unpacked" : "2",
                  remote->base, file->name, remote->identity, version->tag,
                  strong ? 0 : (long long)version->modified, version->bytes, version->exact ? 0 : remote->run);
-    if (length < 0)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(length >= 0));
     *entry = (struct cache_entry){.source = checksum_seeded(text, (size_t)length, 0),
                                   .bytes = unpacked ? CACHE_UNKNOWN : version->bytes};
     free(text);
@@ -1285,8 +1268,7 @@ enum status remote_open(const char *url, const struct remote_options *options, s
     if (options && options->prepare)
         TRY(options->prepare(url));
     struct remote *opened = *remote = calloc(1, sizeof *opened);
-    if (!opened)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(opened));
     if (options)
         opened->options = *options;
     if (!opened->options.option)
@@ -1341,7 +1323,8 @@ static enum status known_file(struct remote *remote, const char *name, struct re
     while (file && file->examining)
         pthread_cond_wait(&remote->done, &remote->lock);
     pthread_mutex_unlock(&remote->lock);
-    return file ? examine_alone(remote, file, TRIES) : out_of_memory();
+    TRY(REMOTE_ALLOCATED(file));
+    return examine_alone(remote, file, TRIES);
 }
 
 void remote_ask_size(struct remote *remote, const char *name)
@@ -1419,8 +1402,7 @@ enum status remote_begin(struct remote *remote, const char *name, uint64_t first
                           "%s/%s: bytes %" PRIu64 " to %" PRIu64 " of %" PRIu64 " cannot be read",
                           remote->shown, name, first, first + bytes, file->version.bytes);
     struct transfer *transfer = calloc(1, sizeof *transfer);
-    if (!transfer)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(transfer));
     *transfer = (struct transfer){.file = file,
                                   .fd = -1,
                                   .to = to,
