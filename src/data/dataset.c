@@ -123,7 +123,6 @@ enum status dataset_check_cancelled(const struct dataset *dataset)
                : STATUS_OK;
 }
 
-/* Opens a file of a remote data set. */
 static enum status open_remote(const struct dataset *dataset, uint32_t file, int flags, const bool *stopped,
                                int *fd)
 {

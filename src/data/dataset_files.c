@@ -370,7 +370,6 @@ bool dataset_is_image(const struct dataset *dataset, const char *name)
     return sample_extension(&dataset->choice, false, name) || sample_extension(&dataset->choice, true, name);
 }
 
-/* Finds the files that are samples. */
 static enum status find_samples(const struct dataset *dataset, const struct dataset_names *names,
                                 struct files *files)
 {

@@ -955,7 +955,6 @@ static enum status refuse_files(const struct dataset *dataset)
                       OPTION_DASHES, dataset->option, dataset->path);
 }
 
-/* Reads the names of the classes. */
 static enum status read_classes(struct dataset *dataset)
 {
     char path[2 * PATH_MAX];

@@ -80,7 +80,6 @@ static enum status check_tensor(const struct tensor *tensor, const struct labels
                                                   : wrong_count(labels->count + *count, labels->room);
 }
 
-/* Appends the labels of a tensor. */
 static enum status add_tensor(const struct tensor_file *file, const struct tensor *tensor,
                               struct labels *labels)
 {
@@ -133,7 +132,6 @@ static enum status find_labels(const struct tensor_file *file, const char *name,
     return !name && count == 1 ? STATUS_OK : no_labels(file, name ? name : EMBEDDING_LABELS);
 }
 
-/* Appends the labels of a file. */
 static enum status add_file(const char *path, const char *name, struct labels *labels)
 {
     CLOSED_BY(tensor_file_close) struct tensor_file file;

@@ -183,7 +183,6 @@ struct rows {
     float tensor_scale;
 };
 
-/* Reads the scale of an NVFP4 tensor. */
 static enum status read_tensor_scale(const struct names *names, const struct tensor *scale, const char *name,
                                      float *value)
 {
@@ -291,7 +290,6 @@ static enum status size_rows(const struct names *names, struct rows *rows)
     }
 }
 
-/* Describes the rows of a selected tensor. */
 static enum status describe_rows(const struct names *names, const struct tensor *tensor, struct rows *rows)
 {
     *rows = (struct rows){.tensor = tensor};

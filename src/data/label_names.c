@@ -117,7 +117,6 @@ static enum status read_words(struct words *words, struct label_reading *reading
     return STATUS_OK;
 }
 
-/* Numbers the words of all samples. */
 static void number_words(const struct words *words)
 {
     struct dataset *dataset = words->dataset;

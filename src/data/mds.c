@@ -193,7 +193,6 @@ void mds_free(struct mds *mds)
 
 #ifdef HAVE_JANSSON
 
-/* Reads one column. */
 static enum status read_column(const char *name, const char *text, const json_t *size,
                                struct mds_column *column)
 {
@@ -268,7 +267,6 @@ static enum status read_digest(const json_t *file, char **digest)
     return STATUS_OK;
 }
 
-/* Reads the name and the size of a file. */
 static enum status read_file(const json_t *file, const char **name, uint64_t *bytes)
 {
     const json_t *size = json_object_get(file, "bytes");
@@ -511,16 +509,12 @@ static uint32_t read_u32(const uint8_t *at)
 
 static enum status read_bytes(int fd, uint64_t at, void *bytes, size_t size)
 {
-    for (size_t done = 0; done < size;) {
-        const ssize_t count = pread(fd, (char *)bytes + done, size - done, (off_t)(at + done));
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count <= 0)
-            return status_set(STATUS_FAILED, "offset %llu: cannot read: %s", (unsigned long long)(at + done),
-                              count < 0 ? strerror(errno) : "the file was truncated");
-        done += (size_t)count;
-    }
-    return STATUS_OK;
+    size_t done;
+    const bool read = file_read_at(fd, bytes, size, at, &done);
+    if (read && done == size)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "offset %llu: cannot read: %s", (unsigned long long)(at + done),
+                      read ? "the file was truncated" : strerror(errno));
 }
 
 /* Finds the values of a sample, which has the bytes from `begin` to `end`. */

@@ -110,17 +110,11 @@ static enum status plain_room(struct plain *plain, uint64_t offset, uint64_t siz
 
 static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size, uint64_t offset)
 {
-    while (size > 0) {
-        ssize_t count = pread(plain->fd, bytes, size, (off_t)offset);
-        if (count < 0)
-            return plain_fail(plain, offset, strerror(errno));
-        if (count == 0)
-            return plain_fail(plain, offset, "the file ends inside a member");
-        bytes += count;
-        size -= (uint64_t)count;
-        offset += (uint64_t)count;
-    }
-    return STATUS_OK;
+    size_t done;
+    const bool read = file_read_at(plain->fd, bytes, size, offset, &done);
+    if (read && done == size)
+        return STATUS_OK;
+    return plain_fail(plain, offset + done, read ? "the file ends inside a member" : strerror(errno));
 }
 
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,

@@ -63,13 +63,9 @@ static enum status unpack(struct dataset *dataset, const char *path, struct idx 
         bytes *= unpacked.shape[i];
     file->memory = memfd_create("fdsl-records", MFD_CLOEXEC);
     file->unpacked = file->memory >= 0;
-    for (uint64_t done = 0; file->unpacked && done < bytes;) {
-        const ssize_t count = write(file->memory, unpacked.values + done, bytes - done);
-        if (count < 0 && errno != EINTR)
-            return status_set(status_of_errno(errno), "%s: cannot keep its contents in memory: %s", path,
-                              strerror(errno));
-        done += count > 0 ? (uint64_t)count : 0;
-    }
+    if (file->unpacked && !file_write_all(file->memory, (const char *)unpacked.values, bytes))
+        return status_set(status_of_errno(errno), "%s: cannot keep its contents in memory: %s", path,
+                          strerror(errno));
     file->bytes = bytes;
     *images = unpacked;
     images->values = images->owned = NULL;

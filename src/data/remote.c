@@ -75,7 +75,7 @@ struct remote {
     uint64_t run;   /* a random number, for files that are cached for this run only */
 
     struct remote_file **files; /* the listed files; files that are not listed are only in `tree` */
-    uint32_t count, room;
+    uint32_t count;
     void *tree; /* tsearch() tree of all files, by name */
 
     pthread_mutex_t lock;
@@ -284,7 +284,6 @@ static const char *next_parameter(const char **at, size_t *length)
     return begin;
 }
 
-/* Returns whether a query has a parameter with this name. */
 static bool has_parameter(const char *query, const char *name, size_t name_length)
 {
     size_t length;
@@ -514,20 +513,12 @@ static enum status examine_alone(struct remote *remote, struct remote_file *file
 
 /* ---- Lists of files ---- */
 
-/* Adds a file to the list. */
 static enum status list_file(struct remote *remote, const char *name, struct remote_file **file)
 {
     if (remote->count == NAMES_MAX)
         return status_set(STATUS_USAGE, "%s: more than %d files", remote->shown, NAMES_MAX);
-    if (remote->count == remote->room) {
-        uint32_t room = remote->room ? 2 * remote->room : 256;
-        struct remote_file **larger = realloc(remote->files, room * sizeof *larger);
-        TRY(REMOTE_ALLOCATED(larger));
-        remote->files = larger;
-        remote->room = room;
-    }
     *file = find_file(remote, name);
-    TRY(REMOTE_ALLOCATED(*file));
+    TRY(REMOTE_ALLOCATED(*file && array_grow(&remote->files, remote->count, sizeof *remote->files)));
     remote->files[remote->count++] = *file;
     return STATUS_OK;
 }
@@ -586,10 +577,8 @@ static enum status find_groups(const struct remote *remote, const char *text, st
         if (names > NAMES_MAX)
             return status_set(STATUS_USAGE, "%s%s: the braces in '%.80s' stand for more than %d files",
                               OPTION_DASHES, remote->options.option, text, NAMES_MAX);
-        struct brace_group *larger = realloc(*groups, (*count + 1) * sizeof **groups);
-        TRY(REMOTE_ALLOCATED(larger));
-        *groups = larger;
-        larger[(*count)++] = group;
+        TRY(REMOTE_ALLOCATED(array_grow(groups, *count, sizeof **groups)));
+        (*groups)[(*count)++] = group;
         at = group.close + 1;
     }
     return STATUS_OK;
@@ -797,7 +786,6 @@ static struct transfer *take_piece(struct remote *remote, uint64_t *first, uint6
     return transfer;
 }
 
-/* Reads a piece. */
 static enum status read_piece(struct remote *remote, struct http *http, const struct transfer *transfer,
                               uint64_t first, uint64_t bytes)
 {
@@ -1453,12 +1441,7 @@ enum status remote_text(struct remote *remote, const char *name, uint64_t limit,
     int fd;
     TRY(remote_fd(remote, name, NULL, &fd));
     *text = malloc(bytes + 1);
-    bool done = *text != NULL;
-    for (*size = 0; done && *size < bytes;) {
-        ssize_t count = pread(fd, *text + *size, bytes - *size, (off_t)*size);
-        done = count > 0;
-        *size += done ? (size_t)count : 0;
-    }
+    const bool done = *text && file_read_at(fd, *text, bytes, 0, size) && *size == bytes;
     remote_done(remote, fd);
     if (!done)
         return status_set(STATUS_FAILED, "%s/%s: cannot read it", remote->shown, name);

@@ -1113,7 +1113,6 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
 
 /* ---- The shape of the samples ---- */
 
-/* Decodes the image of a sample. */
 static enum status decode_sample(const struct set_stream_request *request, uint32_t number,
                                  struct plain *plain, struct image_scratch *scratch, uint8_t **bytes,
                                  struct image *image)

@@ -165,7 +165,6 @@ static enum status add_label(const struct copy *copy, const struct dataset_sampl
                                             &copy->dataset.members[sample->member + sample->label], status);
 }
 
-/* Sorts members by extension. */
 static void sort_members(struct source_sample *sample)
 {
     for (size_t i = 1; i < sample->count; i++)

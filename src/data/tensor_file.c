@@ -24,18 +24,15 @@ enum status tensor_file_read(const struct tensor_file *file, uint64_t offset, vo
 {
     if (offset == UINT64_MAX)
         return status_set(STATUS_FAILED, "its values are compressed; save them with numpy.savez()");
-    for (size_t done = 0; done < count;) {
-        ssize_t got = pread(file->fd, (char *)bytes + done, count - done, (off_t)(offset + done));
-        if (got < 0 && errno != EINTR)
-            return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
-        if (got == 0)
-            return status_set(STATUS_FAILED,
-                              "it ends at offset %" PRIu64 ", but %" PRIu64 " bytes are needed; the file was "
-                              "truncated: write it again",
-                              offset + done, offset + count);
-        done += got > 0 ? (size_t)got : 0;
-    }
-    return STATUS_OK;
+    size_t done;
+    if (!file_read_at(file->fd, bytes, count, offset, &done))
+        return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
+    if (done == count)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "it ends at offset %" PRIu64 ", but %" PRIu64
+                      " bytes are needed; the file was truncated: write it again",
+                      offset + done, offset + count);
 }
 
 enum status tensor_file_add(struct tensor_file *file, const struct tensor *tensor)
