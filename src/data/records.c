@@ -193,45 +193,34 @@ static enum status add_cifar(struct dataset *dataset, const struct record_format
 
 /* ---- Formats ---- */
 
-#define IDX_SET(set)                                                \
-    (const char *const[])                                           \
-    {                                                               \
-        set "-images-idx3-ubyte", set "-images-idx3-ubyte.gz", NULL \
+/* The files of training sets and of test sets. */
+static const char *const mnist_train[] = {"train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", NULL};
+static const char *const mnist_test[] = {"t10k-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz", NULL};
+static const char *const cifar_train[] = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
+                                          "data_batch_4.bin", "data_batch_5.bin", NULL};
+static const char *const cifar_test[] = {"test_batch.bin", NULL};
+static const char *const cifar_100_train[] = {"train.bin", NULL};
+static const char *const cifar_100_test[] = {"test.bin", NULL};
+
+#define FORMAT(name, source, add, files, train_lacks, test_lacks, ...)                           \
+    {                                                                                            \
+        name, source, {files##_train, files##_test}, add, {train_lacks, test_lacks}, __VA_ARGS__ \
     }
 #define IDX_LACKS(set) \
     "there is no " set "-images-idx3-ubyte, plain or gzipped; add it, because MNIST has four files"
+#define TEST_LACKS(file) "there is no " file "; add this file, which has the test samples"
+#define CIFAR_100_FORMAT(...)                                                                              \
+    FORMAT("CIFAR-100", "cifar100", add_cifar, cifar_100, "there is no train.bin", TEST_LACKS("test.bin"), \
+           __VA_ARGS__)
 
-#define CIFAR_100                                                                                       \
-    "CIFAR-100", "cifar100",                                                                            \
-        {(const char *const[]){"train.bin", NULL}, (const char *const[]){"test.bin", NULL}}, add_cifar, \
-    {                                                                                                   \
-        "there is no train.bin", "there is no test.bin; add this file, which has the test "             \
-                                 "samples"                                                              \
-    }
-
-static const struct record_format coarse = {CIFAR_100, 20, CIFAR_100_COARSE, NULL};
+static const struct record_format coarse = CIFAR_100_FORMAT(20, CIFAR_100_COARSE, NULL);
 
 static const struct record_format formats[] = {
-    {"MNIST",
-     "idx",
-     {IDX_SET("train"), IDX_SET("t10k")},
-     add_idx,
-     {IDX_LACKS("train"), IDX_LACKS("t10k")},
-     10,
-     0,
-     NULL},
-    {"CIFAR-10",
-     "cifar",
-     {(const char *const[]){"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
-                            "data_batch_5.bin", NULL},
-      (const char *const[]){"test_batch.bin", NULL}},
-     add_cifar,
-     {"the folder has none of the files data_batch_1.bin to data_batch_5.bin",
-      "there is no test_batch.bin; add this file, which has the test samples"},
-     10,
-     CIFAR_10,
-     NULL},
-    {CIFAR_100, 100, CIFAR_100_FINE, &coarse},
+    FORMAT("MNIST", "idx", add_idx, mnist, IDX_LACKS("train"), IDX_LACKS("t10k"), 10, 0, NULL),
+    FORMAT("CIFAR-10", "cifar", add_cifar, cifar,
+           "the folder has none of the files data_batch_1.bin to data_batch_5.bin",
+           TEST_LACKS("test_batch.bin"), 10, CIFAR_10, NULL),
+    CIFAR_100_FORMAT(100, CIFAR_100_FINE, &coarse),
 };
 
 static bool has_any(int directory, const char *const files[])

@@ -151,6 +151,16 @@ const struct source source_counter = {
     .describe = counter_describe,
 };
 
+/* ---- digits and clips ---- */
+
+#define GENERATED_SOURCE(word, about, which)                                                            \
+    {                                                                                                   \
+        .name = word, .summary = about, .options = which##_options,                                     \
+        .option_count = COUNT_OF(which##_options), .parameters_bytes = sizeof(struct generated_values), \
+        .columns = source_label_columns, .open = which##_open, .close = free, .make_one = which##_make, \
+        .label = which##_label                                                                          \
+    }
+
 /* ---- digits ----
  * The source `digits`: an unlimited number of images of 28 x 28 bytes in ten classes. Each image shows a
  * digit drawn as a stroke, with affine jitter and noise. Sample n shows digit n mod 10 and is a pure function
@@ -264,7 +274,7 @@ static uint64_t digits_label(const void *state, uint64_t number)
     return number % DIGIT_CLASSES;
 }
 
-static enum status make_digit(const void *state, uint64_t number, struct source_sample *sample)
+static enum status digits_make(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct generated_values *parameters = state;
     const struct png_shape shape = {DIGIT_SIDE, DIGIT_SIDE, 1};
@@ -294,18 +304,7 @@ static const struct option_spec digits_options[] = {
      .help = "file format of an image. jpeg has quality 90. KIND is one of"},
 };
 
-const struct source source_digits = {
-    .name = "digits",
-    .summary = "generated digits, drawn as strokes",
-    .options = digits_options,
-    .option_count = COUNT_OF(digits_options),
-    .parameters_bytes = sizeof(struct generated_values),
-    .columns = source_label_columns,
-    .open = digits_open,
-    .close = free,
-    .make_one = make_digit,
-    .label = digits_label,
-};
+const struct source source_digits = GENERATED_SOURCE("digits", "generated digits, drawn as strokes", digits);
 
 /* ---- clips ----
  * The source `clips`: a blob moves across eight frames of 16 x 16 float16 values. The class is one of eight
@@ -363,7 +362,7 @@ static uint64_t clips_label(const void *state, uint64_t number)
     return number % CLIP_WAYS;
 }
 
-static enum status make_clip(const void *state, uint64_t number, struct source_sample *sample)
+static enum status clips_make(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct generated_values *parameters = state;
     uint16_t halves[CLIP_FRAMES * CLIP_SIDE * CLIP_SIDE];
@@ -387,15 +386,5 @@ static const struct option_spec clips_options[] = {
      .maximum = 18446744073709551615.0, .column = COLUMN, .help = "seed of all clips"},
 };
 
-const struct source source_clips = {
-    .name = "clips",
-    .summary = "clips of a blob that moves in one of eight directions, f16 (1, 8, 16, 16)",
-    .options = clips_options,
-    .option_count = COUNT_OF(clips_options),
-    .parameters_bytes = sizeof(struct generated_values),
-    .columns = source_label_columns,
-    .open = clips_open,
-    .close = free,
-    .make_one = make_clip,
-    .label = clips_label,
-};
+const struct source source_clips = GENERATED_SOURCE(
+    "clips", "clips of a blob that moves in one of eight directions, f16 (1, 8, 16, 16)", clips);
