@@ -285,18 +285,10 @@ static enum status parse(struct table *table, char *text, size_t size)
     return STATUS_OK;
 }
 
-static struct line *find_line(const struct table *table, const char *name)
+/* For bsearch(): compares a name with that of a line. */
+static int with_line(const void *name, const void *line)
 {
-    const struct line like = {.name = name};
-    uint32_t low = 0, high = table->count;
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        const int order = strcmp(table->lines[middle].name, like.name);
-        if (order == 0)
-            return &table->lines[middle];
-        *(order < 0 ? &low : &high) = middle + (order < 0);
-    }
-    return NULL;
+    return strcmp(name, ((const struct line *)line)->name);
 }
 
 /* Finds the line of a sample. `*line` becomes NULL if there is none. STATUS_FAILED if there are two, or if
@@ -318,7 +310,7 @@ static enum status find_sample(const struct table *table, const struct dataset *
         snprintf(names[count++], sizeof names[0], "%.*s", (int)(dot - key), key);
     *line = NULL;
     for (uint32_t n = 0; n < count; n++) {
-        struct line *found = find_line(table, names[n]);
+        struct line *found = bsearch(names[n], table->lines, table->count, sizeof *table->lines, with_line);
         if (found && *line)
             return status_set(STATUS_FAILED,
                               "%s: lines %" PRIu64 " and %" PRIu64 " are for the same sample '%s'",

@@ -23,7 +23,7 @@ struct inspection {
     uint8_t *head;           /* HEAD_BYTES_MAX bytes */
 };
 
-/* Prepends the file, the sample and the member to the error message. */
+/* Prepends the file, the sample and the member to the error message, unless `status` is STATUS_OK. */
 static enum status about(const struct inspection *inspection, const struct dataset_sample *sample,
                          const struct dataset_member *member, enum status status)
 {
@@ -177,12 +177,9 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
                                 "its members are %llu bytes apart, because one is a hard link; copy the set "
                                 "with --prepare NEW --from dataset --source %s",
                                 (unsigned long long)extent->bytes, dataset->path));
-    enum status status = look_at_image(inspection, number, image, array->at[sample->image]);
-    if (status != STATUS_OK)
-        return about(inspection, sample, image, status);
-    status = look_at_label(inspection, sample, array);
-    return status == STATUS_OK ? STATUS_OK
-                               : about(inspection, sample, &members[sample->label % sample->members], status);
+    TRY(about(inspection, sample, image, look_at_image(inspection, number, image, array->at[sample->image])));
+    return about(inspection, sample, &members[sample->label % sample->members],
+                 look_at_label(inspection, sample, array));
 }
 
 /* Allocates the headers of the images to decode. Decoded values are bytes. */
