@@ -121,12 +121,6 @@ void jpeg_close(struct jpeg_decoder *decoder);
 enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size,
                        struct jpeg_shape *shape);
 
-/* Returns the size of a side at 1/denominator, as libjpeg rounds it. */
-static inline uint32_t jpeg_scaled(uint32_t side, uint32_t denominator)
-{
-    return (side + denominator - 1) / denominator;
-}
-
 /* Starts to decode a window of the file that the latest jpeg_begin() read. The pixels are identical to those
  * of the whole image, decoded with libjpeg's default settings. Rows and columns outside the window are
  * skipped where possible. Sets `*row_bytes` to the size of the rows that jpeg_read() writes, and `*skip` to
