@@ -52,7 +52,7 @@ static enum status add_word(struct dataset *dataset, const char *word, const cha
 struct words {
     struct dataset *dataset;
     bool listed;            /* classes.txt has the words */
-    const char **of_sample; /* owned; the word of each sample, or NULL */
+    const char **of_sample; /* the word of each sample, or NULL */
     const char *first_key;  /* of the first sample whose label was read */
     bool numbers;           /* that label is an integer */
     bool mixed;             /* integers follow words */
@@ -134,9 +134,9 @@ static void number_words(const struct words *words)
 
 static enum status find_words(struct dataset *dataset, struct label_reading *reading)
 {
-    struct words words = {.dataset = dataset, .listed = dataset->class_names != NULL};
-    words.of_sample = calloc((size_t)dataset->sample_count + 1, sizeof *words.of_sample);
-    TRY(DATASET_ALLOCATED(words.of_sample));
+    FREED const char **of_sample = calloc((size_t)dataset->sample_count + 1, sizeof *of_sample);
+    TRY(DATASET_ALLOCATED(of_sample));
+    struct words words = {.dataset = dataset, .listed = dataset->class_names != NULL, .of_sample = of_sample};
     const enum status status = read_words(&words, reading);
     if (status == STATUS_OK && words.first_key && !words.numbers)
         number_words(&words);
@@ -144,7 +144,6 @@ static enum status find_words(struct dataset *dataset, struct label_reading *rea
         plain_close(&reading->plain);
         *reading = (struct label_reading){.plain = {.dataset = dataset, .fd = -1}};
     }
-    free(words.of_sample);
     return status;
 }
 

@@ -1,6 +1,5 @@
 #include "data/mixing.h"
 
-
 #include "core/philox.h"
 #include "data/random_draws.h"
 
