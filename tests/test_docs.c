@@ -492,6 +492,8 @@ static const struct {
      "echo '![x](ladder.svg)<!-- figure 00 -->' >> $D/docs/measured/own.md",
      1, "ladder.svg differs from the rows"},
     {"rm $D/docs/x.md; set -- docs/x.md", 2, "no page docs/x.md"},
+    {"sed -i 's/$/\\r/' $D/docs/x.md", 2, "docs/x.md has carriage returns"},
+    {"printf '\\377\\n' >> $D/docs/x.md", 2, "docs/x.md, line 2: not UTF-8 text"},
 };
 
 Test(numbers, changes_are_detected)
@@ -503,6 +505,85 @@ Test(numbers, changes_are_detected)
         cr_expect(says(changes[i].says), "%s: %s", changes[i].change, out);
         cr_expect(!says("Traceback"), "%s", out);
     }
+}
+
+/* Each line has a fault. */
+Test(numbers, every_fault_of_a_page_is_reported)
+{
+    SHELL(0, PROJECT "cat > $D/docs/x.md <<'END'\n"
+                     "**500** images/s\n"
+                     "3-5 times as fast\n"
+                     "2 GiB/s\n"
+                     "500 images/s <!-- rows quoted/own -->\n"
+                     "5<!-- 5 -->\n"
+                     "5<!-- us(fused batch=8)*1e308*10 -->\n"
+                     "5<!-- us(fused batch=8)**9**9**9 -->\n"
+                     "5<!-- us(fused batch=8)~0 -->\n"
+                     "5<!-- device(bat) -->\n"
+                     "5<!-- mean.us(fused) -->\n"
+                     "5<!-- us(variant>=bat batch=64) -->\n"
+                     "5<!-- us(zero) -->\n"
+                     "<!--table x-->\n"
+                     "![x](../ladder.svg)<!-- figure 00 -->\n"
+                     "5<!-- stated >\n"
+                     "END\n"
+                     "echo 'zero,8,0,0.001,A GPU,abc,yes' >> $D/results/reference/quoted/own.csv && "
+                     "sed -i 's/us(fused)$/us(fuzed)/' $D/docs/measured/own.md");
+    shell(MEASURED " --fix");
+    cr_expect_eq(status, 1);
+    EXPECT_OUT("x.md:1: '500** images/s' has no row", "x.md:2: '5 times as fast' has no row",
+               "x.md:3: '2 GiB/s' has no row", "x.md:4: '500 images/s' has no row",
+               "x.md:5: 5: '5' is not arithmetic", "10' has no value: cannot convert float",
+               "x.md:7: us(fused batch=8)**9**9**9: 'us(fused batch=8)**9**9**9' is not arithmetic",
+               "x.md:8: us(fused batch=8)~0: 'us(fused batch=8)' is not arithmetic",
+               "has no value: could not convert string", "no prefix 'mean'", "'variant>=bat' needs a number",
+               "division by zero", "x.md:13: a table has no '<!-- end -->'",
+               "x.md:14: a figure is ](NAME.svg)<!-- figure", "x.md:15: a comment has no '-->'",
+               "own.md:3: column 'fused (µs)' of the table of");
+    SHELL_PRINTS(2, "no pages in", "rm -r $D/docs; " MEASURED " --fix");
+}
+
+/* --fix replaces only numbers and lines of tables. */
+Test(numbers, prose_survives)
+{
+    SHELL(0, PROJECT MEASURED " --fix");
+    SHELL(1,
+          "cp $D/docs/measured/own.md $D/docs/measured/two.md && cd $D/docs/measured && "
+          "sed 's/^<!-- end -->/Prose./' two.md > own.md && cat two.md >> own.md && cp own.md ../own.txt && "
+          "cd - >/dev/null && " MEASURED
+          " --fix; s=$?; cmp $D/docs/own.txt $D/docs/measured/own.md && exit $s");
+    EXPECT_OUT("own.md:3: a table has no '<!-- end -->', or other lines before it");
+    SHELL(0, PROJECT MEASURED
+          " --fix && printf '`5<!-- us(x) -->`\\n```\\n<!-- table x\\n-->\\n<!-- end -->\\n```\\n' "
+          ">> $D/docs/x.md && cp $D/docs/x.md $D/x.txt && " MEASURED " --fix && cmp $D/x.txt $D/docs/x.md");
+    SHELL(0, "sed -i 's/8,100,0.004,A GPU,abc,no/8,100,-0.004,A GPU,abc,a|b <!-- end -->/' "
+             "$D/results/reference/quoted/own.csv && sed -i 's/(fused)$/(bat)/; s/column done/column a | b/' "
+             "$D/docs/measured/own.md && echo 'It is -5<!-- us(bat @quoted/own) -->, 0<!-- us(bat "
+             "@quoted/own)/1e9~.0 --> "
+             "and −9<!-- us(bat @quoted/own)~2 -->.' > $D/docs/x.md && " MEASURED " --fix && " MEASURED
+             " && cat $D/docs/x.md $D/docs/measured/own.md");
+    EXPECT_OUT("It is -40.0<!-- us(bat", ", 0<!-- us(bat", "and −40<!-- us(bat",
+               "| images | fused (µs) | ratio | a \\| b |\n",
+               "| 8 | -40.0 | -4.0 | a\\|b &lt;!-- end --> |\n");
+    shell(
+        "sed -i s/40/50/ $D/docs/x.md && cp $D/docs/x.md $D/x.txt && trap '' XFSZ && ulimit -f 0 && " MEASURED
+        " --fix 2>&1 | cat; "
+        "cmp $D/x.txt $D/docs/x.md && ls -A $D/docs");
+    EXPECT_OUT("docs/x.md cannot be written: File too large", "\nmeasured\nx.md\n");
+}
+
+Test(numbers, links_are_found)
+{
+    SHELL(
+        1,
+        "rm -rf $D/* && mkdir -p $D/tests $D/build && cp tests/check_links.py $D/tests && "
+        "touch $D/build/x.md \"$D/a b.md\" && "
+        "printf '# `A` ##\\n~~~\\n# No\\n~~~\\n[x](a%%20b.md) [x](#a) [x](mailto:a@b) <a href=\"#a\"> "
+        "`[x](1.md)`\\n"
+        "[x](2.md \"title\")\\n[x](build/x.md)\\n[x](#no)\\n[x]: 3.md\\n<img src=\"4.png\">\\n' > $D/ü.md && "
+        "$D/tests/check_links.py | sed 's/.*md:\\([0-9]*\\): .*/\\1/' | tr '\\n' ' '; "
+        "$D/tests/check_links.py >$D/out");
+    EXPECT_OUT("6 7 8 9 10 ");
 }
 
 /* tests/mutate.py draws the same faults from the same seed, in C and in Python. */

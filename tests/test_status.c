@@ -130,6 +130,7 @@ Test(status, a_prefix_keeps_the_end_of_a_long_message)
 {
     status_set(STATUS_FAILED, "%s; do this", letters('m', TEXT_MAX));
     status_prefix(STATUS_FAILED, "file");
+    status_prefix(STATUS_OK, "not added to the message of an earlier failure");
     cr_expect(strlen(status_text()) == TEXT_MAX);
     cr_expect(strncmp(status_text(), "file: mmm", 9) == 0, "%.20s", status_text());
     cr_expect_str_eq(status_text() + TEXT_MAX - 9, "; do this");

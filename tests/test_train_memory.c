@@ -199,6 +199,8 @@ Test(train_memory, a_limit_refuses_and_says_what_would_fit)
     cr_expect(fits > 20 && fits < 250, "%s", out);
     EXPECT(0, LENET "--batch %ld --memory-limit 40M", fits * 8 / 10);
     EXPECT(2, LENET "--batch %ld --memory-limit 40M", fits * 12 / 10);
+    EXPECT(2, LENET "--batch 256 --memory-limit 40M --dry-run");
+    EXPECT(0, LENET "--batch %ld --memory-limit 40M --dry-run", fits * 8 / 10);
     EXPECT(0, LENET "--batch max --memory-limit 40M");
     const double largest = number(out, 1, "batch");
     cr_expect(largest > 0.8 * (double)fits && largest < 1.2 * (double)fits, "%g, not %ld", largest, fits);

@@ -1,4 +1,4 @@
-#include "copier.h"
+#include "reader.h"
 
 #include <errno.h>
 #include <stdbool.h>

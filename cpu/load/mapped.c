@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/phase.h"
@@ -261,23 +260,9 @@ static const struct load_traits traits = {.shards = true,
                                           .copy = reader_copy,
                                           .verify_slots = reader_verify_slots};
 
-const struct variant variant_shards_mmap = {
-    .platform = "cpu",
-    .traits = &traits,
-    .setup = mmap_setup,
-    .ready = mapped_ready,
-    .run = mapped_run,
-    .fetch = reader_fetch,
-    .teardown = mapped_teardown,
-};
+#define MAPPED_VARIANT(setup_)                                                                         \
+    .platform = "cpu", .traits = &traits, .setup = (setup_), .ready = mapped_ready, .run = mapped_run, \
+    .fetch = reader_fetch, .teardown = mapped_teardown
 
-const struct variant variant_shards_omp = {
-    .platform = "cpu",
-    .threaded = true,
-    .traits = &traits,
-    .setup = omp_setup,
-    .ready = mapped_ready,
-    .run = mapped_run,
-    .fetch = reader_fetch,
-    .teardown = mapped_teardown,
-};
+const struct variant variant_shards_mmap = {MAPPED_VARIANT(mmap_setup)};
+const struct variant variant_shards_omp = {MAPPED_VARIANT(omp_setup), .threaded = true};

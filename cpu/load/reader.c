@@ -1,7 +1,6 @@
 #include "reader.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -273,11 +272,10 @@ static enum status finish_image(struct worker *worker, const struct image *image
     void *room = NULL;
     if (load->given->augment) {
         if (load->augmentation.channels > 1 && image->channels != load->augmentation.channels)
-            return status_set(
-                STATUS_FAILED,
-                "--mean and --std have %u values, but this image has %u channel%s; add --out-res "
-                "and --channels 3, or give one value",
-                load->augmentation.channels, image->channels, image->channels == 1 ? "" : "s");
+            return status_set(STATUS_FAILED,
+                              "--mean and --std have %u values, but this image has %u channel%s; add "
+                              "--out-res and --channels 3, or give one value",
+                              load->augmentation.channels, image->channels, image->channels == 1 ? "" : "s");
         TRY(add_image(worker, count * sizeof(float), &room));
         image_augment(&load->augmentation, image, (uint32_t)worker->epoch, number, room);
         worker->augment_s += timer_now_s() - begin_s;
@@ -321,8 +319,7 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     for (uint32_t m = 0; m < sample->image; m++)
         data += members[m].size;
     enum status status = prepare_image(worker, number, &members[sample->image], data);
-    return status == STATUS_OK ? STATUS_OK
-                               : dataset_at(load->dataset, sample, &members[sample->image], status);
+    return dataset_at(load->dataset, sample, &members[sample->image], status);
 }
 
 /* Returns the hash of a sample. `hash_member` hashes each member. */

@@ -96,14 +96,12 @@ static enum status next_member(struct stream *stream, struct tar_member *member,
 static enum status take_linked(const struct stream *stream, const struct dataset_member *member,
                                uint8_t *slot)
 {
-    for (uint64_t done = 0; done < member->size;) {
-        ssize_t count = pread(stream->fd, slot + done, member->size - done, (off_t)(member->offset + done));
-        if (count <= 0)
-            return status_set(STATUS_FAILED, "offset %llu: %s", (unsigned long long)(member->offset + done),
-                              count < 0 ? strerror(errno) : "the shard ends inside a member");
-        done += (uint64_t)count;
-    }
-    return STATUS_OK;
+    size_t done;
+    const bool read = file_read_at(stream->fd, slot, member->size, member->offset, &done);
+    if (read && done == member->size)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "offset %llu: %s", (unsigned long long)(member->offset + done),
+                      read ? "the shard ends inside a member" : strerror(errno));
 }
 
 /* Copies a member's data into the slot: first the bytes in the buffer, then the rest from the file. */

@@ -124,7 +124,8 @@ def left_out(name, measured):
 
 
 def draw_all(given):
-    need_gnuplot()
+    if not given.commands:
+        need_gnuplot()
     for folder in (given.results, given.reference):
         refuse_pretraining(folder)
     measured = Measured(given.results, given.reference)

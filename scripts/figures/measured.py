@@ -37,19 +37,20 @@ max.us, median.us, first.us or last.us; count.us is the number of values. text.C
 rounded to three significant digits. After a value, ~2 means two digits, ~.1 means one decimal, and ~% means one decimal below ten
 and none above. crossing(FILTER …) is a time of the training step in ms: from this time on, generating with fused is at most 2 %
 faster than reading with the variant in the filter. A line `<!-- rows FILE FILTERS -->` sets the file and the filters of the
-numbers after it on its page. A rate that is no measurement of ours is followed by `<!-- stated -->`.
+numbers after it on its page. A rate that is no measurement of ours is followed by `<!-- stated -->`. Comments in code are text.
+--fix replaces a page as a whole, and in it only numbers and the lines of tables.
 
 Exit status: 0 the pages agree with the rows, 1 they differ or a rate has no row, 2 usage or an invalid definition.
 """
 
 import argparse
+import errno
 import fnmatch
 import hashlib
 import math
 import os
 import pathlib
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -57,14 +58,15 @@ import tempfile
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 import break_even  # noqa: E402
-from plot import ROOT, Failed, exit_status, need_gnuplot, number_words, short_device  # noqa: E402
-from rows import Row, read_csv, read_file, stands_for_run  # noqa: E402
+from plot import ROOT, Failed, cannot_write, exit_status, need_gnuplot, short_device, write_whole  # noqa: E402
+from rows import Row, read_csv, read_file, read_text, stands_for_run  # noqa: E402
 
 MANUALS, MEASURED = ("README.md", "docs/*.md"), "docs/measured/*.md"
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
-NOTE = re.compile(r"<!--(.*?)-->", re.S)
-RATE = re.compile(rf"(?<![\w.\-^]){NUMBER}(?P<note> ?<!--.*?-->)?(?: million| billion)? ?(?:(?:images|samples)(?:/s| (?:a|per) second)"
-                  r"|[GM]B/s|TFLOP/s|times (?:as (?:fast|many)|faster)|% (?:faster|slower|of the (?:roofline|bound)))", re.S)
+CODE = r"^ *(?P<fence>```+|~~~+).*?^ *(?P=fence)|(?P<ticks>`+)[^`\n]*(?P=ticks)"
+RATE = re.compile(rf"(?<![\w.^])(?<!\D-){NUMBER}(?:e\d+)?(?P<note> ?<!--.*?-->)?\**(?:\s*(?:million|billion|k\b))?\s*(?:(?:images|samples)"
+                  r"(?:/s|\s(?:a|per)\s+second)|[kMGT]i?B/s|[GTP]FLOP/s|(?:times|×|x)\s+(?:as\s+(?:fast|many|slow)|faster|slower)"
+                  r"|%\s+(?:faster|slower|of\s+the\s+(?:roofline|bound)))", re.S)
 STATISTICS = {"min": min, "max": max, "median": statistics.median, "first": lambda values: values[0],
               "last": lambda values: values[-1], "count": len}
 COMPUTED = {"us": lambda row: 1e6 * row["time_median_s"] / row["items"],
@@ -85,7 +87,7 @@ class Reference:
     def __init__(self, folder):
         self.folder, self.files = folder, {}
         readme = folder / "README.md"
-        lines = re.findall(r"^\| (`[^|]*) \| (.*) \|$", readme.read_text("utf-8"), re.M) if readme.exists() else []
+        lines = re.findall(r"^\| (`[^|]*) \| (.*) \|$", read_text(readme), re.M) if readme.exists() else []
         self.commands = [(pattern, text) for cell, text in lines for pattern in re.findall(r"`([^`]+)`", cell)]
 
     def rows(self, name):
@@ -94,13 +96,12 @@ class Reference:
             if not path.exists():
                 raise Failed(f"no file {path.name} in {path.parent}", 2)
             kind, rows = read_file(path) if path.parent == self.folder else ("other", [])
-            kind = "other" if kind == "log" else kind
-            if kind == "other":  # points from publications, rows of other programs, and rows of steps
+            if kind != "rows":  # points from publications, rows of other programs, of steps and of the monitor
                 header, records = read_csv(path)
                 rows = [Row(zip(header, map(number_or_text, fields))) for _, fields in records]
                 for row, (_, fields) in zip(rows, records):
                     row.texts = dict(zip(header, fields))
-            self.files[name] = [row for row in rows if kind == "other" or stands_for_run(row)]
+            self.files[name] = [row for row in rows if kind != "rows" or (stands_for_run(row) and not row["wrong"])]
             for row in self.files[name]:
                 row.file = name
         return self.files[name]
@@ -138,10 +139,12 @@ def column_of(word):
 
 
 def fits(row, wanted):
-    match = re.fullmatch(r"(\w+)(>=|=)(.*)", wanted)
+    match = re.fullmatch(r"(\w+)(>=|=)(.*)", wanted, re.S)
     if not match or match[1] not in row.texts:
         raise Failed(f"no column '{match[1] if match else wanted}' in {row.file}.csv", 2)
     text = row.texts[match[1]]
+    if match[2] == ">=" and isinstance(number_or_text(match[3]), str):
+        raise Failed(f"'{wanted}' needs a number", 2)
     try:
         return float(text) == float(match[3]) if match[2] == "=" else float(text) >= float(match[3])
     except ValueError:
@@ -173,6 +176,8 @@ class Scope:
             raise Missing(f"no row of {file} fits '{' '.join(filters)}'")
         if column not in COMPUTED and column not in rows[0].texts:
             raise Failed(f"no column '{column}' in {file}.csv", 2)
+        if which not in ("", "text", *STATISTICS):
+            raise Failed(f"no prefix '{which}'; prefixes are text, {', '.join(STATISTICS)}", 2)
         if which == "text":
             words = {row.texts[column] for row in rows}
             if len(words) > 1:
@@ -192,7 +197,10 @@ class Scope:
     def crossing(self, arguments):
         """Returns the step time in ms from which fused is faster than a reader by at most TIE, as in break_even.py."""
         def by_step(name, words):
-            rows = [row for row in self.reference.rows(name) if row["compute_ms"] and all(fits(row, w) for w in split_filters(words)[1])]
+            file, filters = split_filters(words)
+            rows = [row for row in self.reference.rows(file or name) if row["compute_ms"] and all(fits(row, w) for w in filters)]
+            if len({break_even.step_of(row) for row in rows}) < len(rows):
+                raise Failed(f"several rows of {file or name} with the same step fit '{' '.join(filters)}'", 2)
             self.used += rows
             return {break_even.step_of(row): break_even.rate(row) for row in rows}
         generating = by_step("h200_break_even_synth", ["fused"])
@@ -207,16 +215,21 @@ class Scope:
         """Returns the value of an expression as text. Raises Missing if it has no row."""
         word = re.fullmatch(r"(text\.\w+)\(([^()]*)\)", expression.strip())
         if word:
-            return self.look_up(*word.groups()) or "–"
+            return one_cell(self.look_up(*word.groups())) or "–"
         expression, _, digits = expression.partition("~")
-        arithmetic = re.sub(r"([a-z][\w.]*)\(([^()]*)\)", lambda match: repr(float(
-            self.crossing(match[2]) if match[1] == "crossing" else self.look_up(*match.groups()))), expression)
-        if not re.fullmatch(r"[-+*/(). \de]+", arithmetic) or not re.fullmatch(r"\s*(|%|\.?\d)\s*", digits):
-            raise Failed(f"'{expression.strip()}' is not arithmetic over FUNCTION(FILTER …)", 2)
         try:
+            arithmetic, count = re.subn(r"([a-z][\w.]*)\(([^()]*)\)", lambda match: repr(float(
+                self.crossing(match[2]) if match[1] == "crossing" else self.look_up(*match.groups()))), expression)
+            if not count or not re.fullmatch(r"(?!.*\*\*)[-+*/(). \de]+", arithmetic) or not re.fullmatch(r"\s*(|%|\.\d|[1-9])\s*", digits):
+                raise Failed(f"'{expression.strip()}' is not arithmetic over FUNCTION(FILTER …)", 2)
             return rounded(eval(arithmetic, {"__builtins__": {}}), digits.strip() or "3")  # numbers and operators only
-        except (SyntaxError, ZeroDivisionError) as error:
-            raise Failed(f"'{expression.strip()}': {error}", 2) from None
+        except (ArithmeticError, KeyError, SyntaxError, TypeError, ValueError) as error:  # such as text, or a column that `us` needs
+            raise Failed(f"'{expression.strip()}' has no value: {error}", 2) from None
+
+
+def one_cell(text):
+    """Returns a text of a row as a cell of a table that neither ends it nor is HTML."""
+    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
 
 
 def rounded(value, digits):
@@ -224,7 +237,7 @@ def rounded(value, digits):
     if digits == "%":
         digits = ".1" if abs(value) < 9.95 else ".0"
     if digits.startswith("."):
-        return f"{value:,.{int(digits[1:])}f}"
+        return f"{round(value, int(digits[1:])) + 0.0:,.{int(digits[1:])}f}"  # + 0.0: without the sign of -0
     if value == 0:
         return "0"
     decimals = int(digits) - 1 - math.floor(math.log10(abs(float(f"{value:.{int(digits) - 1}e}"))))
@@ -244,6 +257,7 @@ class Table:
         for line in lines[1:]:
             word, _, rest = line.strip().partition(" ")
             left, bar, right = (part.strip() for part in rest.rpartition(" | "))
+            left = re.sub(r"(?<!\\)\|", r"\\|", left)
             if word == "by":
                 self.by = re.findall(r'(\w+)(?: "([^"]*)")?', rest)
             elif word == "row" and bar:
@@ -275,14 +289,14 @@ class Table:
                 if not set(names) <= set(row.texts):
                     raise Failed(f"'by {', '.join(names)}': no such column in {self.file}.csv", 2)
             for values in dict.fromkeys(tuple(row.texts[name] for name in names) for row in rows):
-                labels = [number_words(float(value)) if re.fullmatch(r"\d{5,}", value) else value or "–" for value in values]
+                labels = [f"{int(value):,}" if re.fullmatch(r"[1-9]\d{4,}", value) else one_cell(value) or "–" for value in values]
                 labels = [f"`{label}`" if name in ("variant", "model", "formula", "feed") and label != "–" else label
                           for label, name in zip(labels, names)]
                 yield labels, Scope(self.reference, self.file, self.filters, [f"{n}={v}" for n, v in zip(names, values)])
 
     def text(self, page):
         """Returns the lines of the table and its caption."""
-        used, lines = [], []
+        used, lines, columns = [], [], []
         for labels, scope in self.scopes():
             cells = []
             for _, expression in self.columns:
@@ -292,14 +306,17 @@ class Table:
                     cells.append("–")
             if any(cell != "–" for cell in cells):
                 lines.append(f"| {' | '.join(labels + cells)} |")
+                columns.append(cells)
             elif self.labels:
                 raise Failed(f"row '{labels[0]}' of the table of {self.file}: no row fits", 2)
             used += scope.used
         if not lines:
             raise Failed(f"the table of {self.file} is empty: no row fits '{' '.join(self.filters)}'", 2)
         heads = [heading or name for name, heading in self.by] or [self.head]
-        numeric = ["--:" if re.search(r"\d", "".join(line.split(" | ")[len(heads) + i] for line in lines)) else "---"
-                   for i in range(len(self.columns))]
+        for (heading, _), cells in zip(self.columns, zip(*columns)):
+            if set(cells) == {"–"}:
+                raise Failed(f"column '{heading}' of the table of {self.file}: no row fits", 2)
+        numeric = ["--:" if re.search(r"\d", "".join(cells)) else "---" for cells in zip(*columns)]
         lines = [f"| {' | '.join(heads + [heading for heading, _ in self.columns])} |",
                  f"|{'|'.join(['---'] * len(heads) + numeric)}|", *lines]
         captions = [] if self.plain else list(self.caption(used, page))
@@ -309,9 +326,9 @@ class Table:
         for name in dict.fromkeys(row.file for row in used):
             texts = [row.texts for row in used if row.file == name]
             def distinct(column, texts=texts):
-                return list(dict.fromkeys(text[column] for text in texts if text.get(column)))
+                return list(dict.fromkeys(one_cell(text[column]) for text in texts if text.get(column)))
             days = sorted({text[:10] for text in distinct("time_utc")})
-            clocks = sorted(float(text) for text in distinct("sm_clock_mhz"))
+            clocks = sorted(float(text) for text in distinct("sm_clock_mhz") if not isinstance(number_or_text(text), str))
             facts = [" and ".join(short_device(device) for device in distinct("device")),
                      f"revision {', '.join(short_revision(text) for text in distinct('revision'))}" if distinct("revision") else "",
                      "–".join(dict.fromkeys((days[0], days[-1]))) if days else "",
@@ -350,12 +367,12 @@ def draw_figure(name, folder, reference):
     need_gnuplot()
     with tempfile.TemporaryDirectory() as work:
         call_draw(["--out", work, "--work", work, "--results", own_rows(work), "--reference", str(reference), name])
-        shutil.move(f"{work}/{name}.svg", folder / f"{name}.svg")
+        write_whole(folder / f"{name}.svg", pathlib.Path(work, f"{name}.svg").read_text("utf-8"))
 
 
 def call_draw(arguments):
-    done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("draw.py"), *arguments], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("draw.py"), *arguments], capture_output=True,
+                          encoding="utf-8", check=False)
     if done.returncode != 0:
         raise Failed(done.stderr.strip() or f"draw.py: exit status {done.returncode}", 2)
 
@@ -363,41 +380,49 @@ def call_draw(arguments):
 # ---- Pages -----------------------------------------------------------------------------------------------------
 
 
-def revised(path, reference, faults):
-    """Returns the text of a page with the values of its rows. Appends what cannot be evaluated to `faults`."""
-    text, scope = path.read_text("utf-8"), Scope(reference, None, [])
+# Code is text, also if it shows a comment. The lines of a table are generated; other lines between its comments are not replaced.
+MARK = re.compile(rf"{CODE}|{FIGURE.pattern}|<!--(?P<table> table (?:(?!-->).)*)-->\n(?:(?:\|[^\n]*|Rows: [^\n]*)?\n)*?<!-- end -->"
+                  rf"|(?P<before>(?:(?<![\w.,])[-−])?(?<![\w.,]){NUMBER})?<!--(?P<note>.*?)(?:-->|\Z)", re.S | re.M)
 
-    def table(match):
+
+def revised(path, text, reference, faults):
+    """Returns the text of a page with the values of its rows. Appends what cannot be evaluated to `faults`."""
+    scope = Scope(reference, None, [])
+
+    def mark(match):
         try:
-            lines = Table(reference, match[1].strip().split("\n")).text(path)
+            if match["table"]:
+                lines = Table(reference, match["table"].strip().split("\n")).text(path)
+                return "\n".join([f"<!--{match['table']}-->", *lines, "<!-- end -->"])
+            return match[0] if match["note"] is None else number(match["before"], match["note"].strip(), match)
         except (Failed, Missing) as error:
             faults.append(f"{line_of(text, match.start())}: {error}")
             return match[0]
-        return "\n".join([f"<!--{match[1]}-->", *lines, "<!-- end -->"])
 
-    def number(match):
+    def number(before, note, match):
         nonlocal scope
-        before, note = match["before"], match["note"].strip()
-        word = note.split(" ")[0]
-        if word == "rows":
+        word = note.split()[0] if note else ""
+        if not match[0].endswith("-->"):
+            raise Failed("a comment has no '-->'")
+        if word in ("table", "end"):
+            raise Failed("a table has no '<!-- end -->', or other lines before it")
+        if word == "figure":
+            raise Failed("a figure is ](NAME.svg)<!-- figure HASH -->, in the folder of its page")
+        if word == "rows" and not before:
             scope = Scope(reference, *split_filters(note.split()[1:], known=False))
-        if word in ("rows", "stated", "end", "table", "figure") or not before:
-            if word not in ("rows", "stated", "end", "table", "figure"):
-                faults.append(f"{line_of(text, match.start())}: no number before '<!-- {note} -->'")
-            return match[0]
-        try:
-            value = scope.evaluate(note)
-        except (Failed, Missing) as error:
-            faults.append(f"{line_of(text, match.start())}: {note}: {error}")
-            return match[0]
-        if "," not in before and len(before.partition(".")[0]) > 3:  # this page writes the number without separators
-            value = value.replace(",", "")
-        return f"{value}<!--{match['note']}-->"
+        elif note != "stated":
+            if not before:
+                raise Failed(f"no number before '<!-- {note} -->'")
+            try:
+                value = scope.evaluate(note)
+            except (Failed, Missing) as error:
+                raise Failed(f"{note}: {error}") from None
+            if "," not in before and len(before.lstrip("-−").partition(".")[0]) > 3:  # this page writes the number without separators
+                value = value.replace(",", "")
+            return f"{value.replace('-', '−') if before[0] == '−' else value}<!--{match['note']}-->"
+        return match[0]
 
-    whole = re.sub(r"<!--([ ]table .*?)-->\n(?:.*?)<!-- end -->", table, text, flags=re.S)
-    if whole.count("<!-- table ") != whole.count("<!-- end -->"):
-        faults.append(f"{path.name}: a table has no '<!-- end -->'")
-    return re.sub(rf"(?P<before>(?<![\w.,]){NUMBER})?<!--(?P<note>.*?)-->", number, whole, flags=re.S)
+    return MARK.sub(mark, text)
 
 
 def line_of(text, position):
@@ -408,24 +433,29 @@ def unmarked(text):
     """Yields (line, words) of each rate in prose that has no mark. Code and tables are not prose."""
     def blank(match):
         return re.sub(r"[^\n]", " ", match[0])
-    prose = re.sub(r"^```.*?^```|`[^`\n]*`|^    .*?$|^\|.*?$|<!-- table .*?<!-- end -->", blank, text, flags=re.S | re.M)
+    prose = re.sub(CODE + r"|^    .*?$|^\|.*?$|<!-- table .*?<!-- end -->", blank, text, flags=re.S | re.M)
     for match in RATE.finditer(prose):
-        after = prose[match.end():match.end() + len("<!-- stated -->") + 1].lstrip()
-        if not match["note"] and not after.startswith("<!--"):
+        if not match["note"] and not re.match(r"\**\s?<!-- stated -->", prose[match.end():]):
             yield line_of(text, match.start()), " ".join(match[0].split())
 
 
 def check(given):
     reference = Reference(given.reference or given.root / "results/reference")
-    hashes = hash_figures(sorted({match[1] for path in given.root.glob(MEASURED) for match in FIGURE.finditer(path.read_text("utf-8"))}),
+    hashes = hash_figures(sorted({match[1] for path in given.root.glob(MEASURED) for match in FIGURE.finditer(read_text(path))}),
                           reference.folder)
     names = given.pages or sorted(str(path.relative_to(given.root)) for pattern in (*MANUALS, MEASURED) for path in given.root.glob(pattern))
+    if not names:
+        raise Failed(f"no pages in {given.root}", 2)
     bad = 0
     for name in names:
         path, faults = given.root / name, []
+        name = os.path.relpath(path, given.root)
         if not path.exists():
             raise Failed(f"no page {name}; pages are README.md, docs/*.md and docs/measured/*.md", 2)
-        old, new = path.read_text("utf-8"), revised(path, reference, faults)
+        old = read_text(path)
+        if "\r" in old:
+            raise Failed(f"{name} has carriage returns; remove them", 2)
+        new = revised(path, old, reference, faults)
         for figure in FIGURE.finditer(new):
             if figure[1] not in hashes:
                 faults.append(f"{line_of(new, figure.start())}: no such figure, or it has no data: {figure[1]}")
@@ -435,7 +465,7 @@ def check(given):
                 else:
                     faults.append(f"{line_of(new, figure.start())}: {figure[1]}.svg differs from the rows")
         if given.fix:
-            new = FIGURE.sub(lambda figure: f"]({figure[1]}.svg)<!-- figure {hashes.get(figure[1], '')} -->", new)
+            new = FIGURE.sub(lambda figure: f"]({figure[1]}.svg)<!-- figure {hashes.get(figure[1], figure[2])} -->", new)
         bad += len(faults)
         print("".join(f"{name}:{fault}\n" for fault in faults), end="")
         if not name.startswith("docs/measured/") and path.name != "columns.md":
@@ -443,7 +473,9 @@ def check(given):
                 print(f"{name}:{line}: '{words}' has no row; add <!-- EXPRESSION --> or <!-- stated --> after the number")
                 bad += 1
         if given.fix and old != new:
-            path.write_text(new, "utf-8")
+            if not os.access(path, os.W_OK):
+                raise cannot_write(name, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+            write_whole(path.resolve(), new)
         elif old != new:
             was, now = old.split("\n"), new.split("\n")
             at = next((i for i, (a, b) in enumerate(zip(was, now)) if a != b), min(len(was), len(now)))
@@ -461,6 +493,7 @@ def main():
     parser.add_argument("--fix", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
     given = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")  # a locale without UTF-8
     if given.help:
         print(__doc__.strip())
     else:

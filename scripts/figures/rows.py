@@ -19,7 +19,8 @@ def read_columns():
     """Returns what `fdsl-bench --columns` prints: one dict per column of each workload, in the order of the rows."""
     bench = os.environ.get("FDSL_BENCH") or str(pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench")
     try:
-        printed = subprocess.run([bench, "--columns", "--format", "csv"], check=True, capture_output=True, text=True).stdout
+        printed = subprocess.run([bench, "--columns", "--format", "csv"], check=True, capture_output=True,
+                                 encoding="utf-8").stdout
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"the columns of rows are unknown, because {bench} cannot be run ({error}); build it with: make, or name "
                  "another fdsl-bench with the environment variable FDSL_BENCH")

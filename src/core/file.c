@@ -161,6 +161,17 @@ bool file_write_all(int fd, const char *bytes, size_t count)
     return true;
 }
 
+bool file_read_at(int fd, void *bytes, size_t count, uint64_t offset, size_t *done)
+{
+    ssize_t got = 1;
+    for (*done = 0; *done < count && got != 0; *done += got > 0 ? (size_t)got : 0) {
+        got = pread(fd, (char *)bytes + *done, count - *done, (off_t)(offset + *done));
+        if (got < 0 && errno != EINTR)
+            return false;
+    }
+    return true;
+}
+
 void file_sync_folder(const char *path)
 {
     char buffer[PATH_MAX];

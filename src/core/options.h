@@ -62,6 +62,12 @@ struct option_spec {
     const char *help;
 };
 
+/* A row of a table, for macros that stand for rows. */
+#define OPTION_ROW(...) \
+    {                   \
+        __VA_ARGS__     \
+    }
+
 /* One table and the struct that it fills. */
 struct option_table {
     const struct option_spec *specs;

@@ -263,10 +263,10 @@ enum status digest_check_file(int fd, const char *digest)
         status = status_set(STATUS_FAILED, "cannot read: %s", strerror(errno));
     self.end(self.state, hex);
     TRY(status);
-    return strcasecmp(hex, expected) == 0
-               ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "the shard's %.*s is %s, but its index says %s: the shard may be damaged, or be "
-                            "another one",
-                            (int)length, digest, hex, expected);
+    if (strcasecmp(hex, expected) == 0)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "the shard's %.*s is %s, but its index says %s: the shard may be damaged, or be "
+                      "another one",
+                      (int)length, digest, hex, expected);
 }

@@ -1,20 +1,16 @@
 #include "data/dataset.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/array.h"
-#include "core/file.h"
 #include "core/text.h"
 #include "data/checksum.h"
 #include "data/file_list.h"
@@ -51,24 +47,18 @@ enum status dataset_advise_mask(enum status status)
                                          "on_error \"mask\" gives such samples the label -1"));
 }
 
-enum status dataset_out_of_memory(void)
-{
-    return status_set(STATUS_EXHAUSTED, "out of memory for the list of samples");
-}
-
 enum status dataset_grow(void *array, uint32_t count, size_t size)
 {
     if (count >= UINT32_MAX / 2)
         return status_set(STATUS_FAILED, "more than %u samples or files; split the data set", count);
-    return array_grow(array, count, size) ? STATUS_OK : dataset_out_of_memory();
+    return DATASET_ALLOCATED(array_grow(array, count, size));
 }
 
 enum status dataset_keep_name(struct dataset *dataset, const char *name, size_t length, const char **kept)
 {
     char *copy = NULL;
-    if (!array_grow(&dataset->names, dataset->name_count, sizeof *dataset->names) ||
-        !(copy = strndup(name, length)))
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(array_grow(&dataset->names, dataset->name_count, sizeof *dataset->names) &&
+                          (copy = strndup(name, length))));
     dataset->names[dataset->name_count++] = copy;
     *kept = copy;
     return STATUS_OK;
@@ -133,7 +123,6 @@ enum status dataset_check_cancelled(const struct dataset *dataset)
                : STATUS_OK;
 }
 
-/* Opens a file of a remote data set. */
 static enum status open_remote(const struct dataset *dataset, uint32_t file, int flags, const bool *stopped,
                                int *fd)
 {
@@ -234,11 +223,10 @@ enum status dataset_check_links(const struct dataset *dataset, const struct data
         if (file->dangling)
             return dataset_dangles(dataset, file->name)
                        ? STATUS_FAILED
-                       : status_set(
-                             STATUS_FAILED,
-                             "%s/%s: a symbolic link, whose target did not exist when the data set was "
-                             "opened",
-                             dataset->path, file->name);
+                       : status_set(STATUS_FAILED,
+                                    "%s/%s: a symbolic link, whose target did not exist when the data set "
+                                    "was opened",
+                                    dataset->path, file->name);
     }
     return STATUS_OK;
 }
@@ -292,8 +280,7 @@ static enum status replace_by_copy(const struct dataset *dataset, uint32_t file,
         *fd = -1;
     }
     errno = EIO;
-    return status == STATUS_OK ? STATUS_OK
-                               : status_prefix(status, "%s/%s", dataset->path, dataset->files[file].name);
+    return status_prefix(status, "%s/%s", dataset->path, dataset->files[file].name);
 }
 
 enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int flags, int *fd)
@@ -343,6 +330,8 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
 enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
                        const struct dataset_member *member, enum status status)
 {
+    if (status == STATUS_OK)
+        return STATUS_OK;
     const char *name = dataset->files[member->file].name;
     return dataset->shards ? status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path, name,
                                            (unsigned long long)member->offset, sample->key)
@@ -534,8 +523,7 @@ enum status dataset_choose_members(struct dataset *dataset, struct dataset_sampl
 {
     uint32_t at = 0;
     enum status status = choose(dataset, sample, &at);
-    return status == STATUS_OK ? STATUS_OK
-                               : dataset_at(dataset, sample, &dataset->members[sample->member + at], status);
+    return dataset_at(dataset, sample, &dataset->members[sample->member + at], status);
 }
 
 /* Decides whether samples are reduced to their image and label, and sets dataset->chosen. They are reduced if
@@ -615,8 +603,7 @@ void dataset_hold_out(struct dataset_candidate *candidates, uint32_t count, doub
 static enum status hold_out(struct dataset *dataset, struct dataset_candidate *candidates, uint32_t count)
 {
     dataset->held = calloc((size_t)dataset->listed + 1, 1);
-    if (!dataset->held)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(dataset->held));
     dataset_hold_out(candidates, count, dataset->test_share, dataset->held);
     return STATUS_OK;
 }
@@ -637,8 +624,7 @@ static enum status try_label(struct plain *plain, const struct dataset_sample *s
         words ? plain_label_text(plain, sample, text, &number) : plain_label(plain, sample, 0, &label);
     if (status == STATUS_FAILED && plain->dataset->streamed)
         dataset_advise_mask(status);
-    return status == STATUS_OK ? status
-                               : status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
+    return status_prefix(status, "%s: sample '%s'", plain->dataset->path, sample->key);
 }
 
 /* Requests `shard`, which is read next, and the shards after it. */
@@ -791,7 +777,7 @@ static enum status check_digest(const struct dataset *dataset, uint32_t file)
         return dataset->skip && status == STATUS_FAILED ? STATUS_OK : status;
     status = dataset_check_digest(dataset, file, fd, shard->digest);
     dataset_file_close(dataset, fd);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", dataset->path, shard->name);
+    return status_prefix(status, "%s/%s", dataset->path, shard->name);
 }
 
 enum status dataset_hash(struct dataset *dataset)
@@ -843,13 +829,12 @@ static enum status open_place(const char *path, const struct remote_options *opt
         (text_ends_in(dataset->path, ".tar") || unpack_is_packed(dataset->path) ||
          text_ends_in(dataset->path, ".wids.json") || text_ends_in(dataset->path, "/" MDS_INDEX)))
         return open_shard_alone(dataset);
-    return status_set(
-        STATUS_USAGE, "%s%s %s: %s%s", OPTION_DASHES, dataset->option, path, strerror(errno),
-        errno == ENOTDIR ? "; name a folder, a shard (.tar) or a list of shards (.wids.json)"
-        : errno == ENOENT && strpbrk(path, "{*?[")
-            ? "; patterns are only for URLs, as in https://HOST/PATH/{000..003}.tar: here, name "
-              "the folder, whose shards are all read"
-            : "");
+    return status_set(STATUS_USAGE, "%s%s %s: %s%s", OPTION_DASHES, dataset->option, path, strerror(errno),
+                      errno == ENOTDIR ? "; name a folder, a shard (.tar) or a list of shards (.wids.json)"
+                      : errno == ENOENT && strpbrk(path, "{*?[")
+                          ? "; patterns are only for URLs, as in https://HOST/PATH/{000..003}.tar: here, "
+                            "name the folder, whose shards are all read"
+                          : "");
 }
 
 /* Opens the place of a data set, and sets what does not depend on its samples. */
@@ -862,8 +847,7 @@ static enum status begin(const char *path, bool skip, const struct members *choi
                                 .skip = skip,
                                 .options = calloc(1, sizeof *dataset->options),
                                 .url = path};
-    if (!dataset->path || !dataset->options)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(dataset->path && dataset->options));
     if (options)
         *dataset->options = *options;
     if (choice)
@@ -968,8 +952,7 @@ static enum status read_and_hold_out(struct dataset *dataset, struct label_readi
 {
     FREED struct dataset_candidate *items = NULL;
     const bool holds = dataset->test_share > 0;
-    if (holds && !(items = calloc((size_t)dataset->sample_count + 1, sizeof *items)))
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(!holds || (items = calloc((size_t)dataset->sample_count + 1, sizeof *items))));
     struct candidates all = {items, 0}, none = {NULL, 0};
     if (holds && dataset->only_held) {
         find_candidates(dataset, &all);
@@ -1076,11 +1059,10 @@ enum status dataset_same_classes(struct dataset *train, struct dataset *test)
         if ((one && other && strcmp(one, other) == 0) || (!folders && (!one || !other)))
             continue;
         if (!folders)
-            return status_set(
-                STATUS_USAGE,
-                "class %u is '%s' in %s, but '%s' in %s; labels are the numbers of the classes, "
-                "so prepare both from folders with the same classes",
-                i, one, train->path, other, test->path);
+            return status_set(STATUS_USAGE,
+                              "class %u is '%s' in %s, but '%s' in %s; labels are the numbers of the "
+                              "classes, so prepare both from folders with the same classes",
+                              i, one, train->path, other, test->path);
         bool ours = !other || (one && text_order(one, other) < 0);
         return status_set(STATUS_USAGE,
                           "%s has the class folder '%s', but %s does not; labels are the numbers of the "

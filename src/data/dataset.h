@@ -156,8 +156,7 @@ FDSL_C_BEGIN
 bool dataset_in_memory(const struct dataset *dataset);
 
 /* What happens to a broken sample: --on-error. ON_ERROR_SKIP sets dataset->skip; ON_ERROR_MASK is for
- * streams.
- */
+ * streams. */
 enum on_error { ON_ERROR_FAIL, ON_ERROR_SKIP, ON_ERROR_MASK };
 
 /* Values of --on-error, in enum order, NULL-terminated: all of them, and those without "mask". */
@@ -173,8 +172,7 @@ enum status dataset_refuse_skip(const char *stream);
 /* Appends to the message of `status` that --on-error mask gives such samples weight 0. Returns `status`. */
 enum status dataset_advise_mask(enum status status);
 
-/* Returns STATUS_FAILED if dataset->options->cancel is set. Loops over files and samples call this
- * function.
+/* Returns STATUS_FAILED if dataset->options->cancel is set. Loops over files and samples call this function.
  */
 enum status dataset_check_cancelled(const struct dataset *dataset);
 
@@ -229,7 +227,7 @@ enum status dataset_label(const struct dataset *dataset, const struct dataset_sa
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
 
 /* Prepends the file, in shards the offset of the member, and the key of the sample to the message. Returns
- * `status`. */
+ * `status`. Does nothing for STATUS_OK. */
 enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
                        const struct dataset_member *member, enum status status);
 
@@ -257,10 +255,9 @@ enum status dataset_lacks(const struct dataset *dataset, const struct dataset_sa
 enum status dataset_open(const char *path, bool skip, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
 
-/* The two halves of dataset_open(): the first lists the samples, the second reads and checks them.
- * `url` is the path or the URL. If `compare` is set, the
- * first also compares the md5 of each shard with the wids index. If they differ, it returns STATUS_FAILED,
- * even if `skip` is true. */
+/* The two halves of dataset_open(): the first lists the samples, the second reads and checks them. `url` is
+ * the path or the URL. If `compare` is set, the first also compares the md5 of each shard with the wids
+ * index. If they differ, it returns STATUS_FAILED, even if `skip` is true. */
 enum status dataset_find(const char *path, bool skip, bool compare, const struct members *choice,
                          const struct remote_options *options, struct dataset *dataset);
 enum status dataset_check(const char *url, struct dataset *dataset);
@@ -328,8 +325,8 @@ enum status dataset_list_samples(struct dataset *dataset);
 #define DATASET_UNKNOWN UINT64_MAX       /* the number of lost samples is unknown */
 #define DATASET_KEPT    (UINT64_MAX - 1) /* no sample is lost */
 
-/* Sets a message about the list of samples and returns STATUS_EXHAUSTED. */
-enum status dataset_out_of_memory(void);
+/* ALLOCATED() for the list of samples. */
+#define DATASET_ALLOCATED(room) ALLOCATED(room, "out of memory for the list of samples")
 
 /* Makes room for one more sample or file in an array, like array_grow(). */
 enum status dataset_grow(void *array, uint32_t count, size_t size);

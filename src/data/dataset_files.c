@@ -41,8 +41,7 @@ struct walk {
 static enum status add_branch(struct walk *walk, const char *path, const struct branch *above)
 {
     struct branch *branch = calloc(1, sizeof *branch);
-    if (!branch)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(branch));
     *branch = (struct branch){.above = above, .next = walk->to_do};
     walk->to_do = branch;
     return dataset_keep_name(walk->dataset, path, strlen(path), &branch->path);
@@ -371,13 +370,11 @@ bool dataset_is_image(const struct dataset *dataset, const char *name)
     return sample_extension(&dataset->choice, false, name) || sample_extension(&dataset->choice, true, name);
 }
 
-/* Finds the files that are samples. */
 static enum status find_samples(const struct dataset *dataset, const struct dataset_names *names,
                                 struct files *files)
 {
     files->items = calloc((size_t)names->count + 1, sizeof *files->items);
-    if (!files->items)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(files->items));
     files->count = names->count;
     for (int arrays = 0; arrays <= 1 && !files->samples; arrays++)
         for (uint32_t i = 0; i < names->count; i++) {
@@ -394,8 +391,7 @@ static enum status find_samples(const struct dataset *dataset, const struct data
 static enum status split_parts(struct listed_file *file)
 {
     file->parts = strdup(file->name);
-    if (!file->parts)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(file->parts));
     char *first = strchr(file->parts, '/'), *last = strrchr(file->parts, '/');
     file->class_ = file->folder = "";
     file->leaf = last ? last + 1 : file->parts;
@@ -457,8 +453,7 @@ static enum status stems_open(const struct files *files, uint32_t first, struct 
 {
     *stems = (struct stems){files, calloc((size_t)files->samples - first + 1, sizeof *stems->order),
                             files->samples - first};
-    if (!stems->order)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(stems->order));
     for (uint32_t i = 0; i < stems->count; i++)
         stems->order[i] = first + i;
     qsort_r(stems->order, stems->count, sizeof *stems->order, by_stem, files->items);
@@ -521,11 +516,10 @@ static void warn_of_masks(struct dataset *dataset, const struct files *files)
         const char *name = files->items[i].name, *next = files->items[i + 1].name;
         const size_t stem = mask_stem(name);
         if (stem > 0 && strncmp(name, next, stem + 1) == 0) {
-            status_warn(
-                "%s: %s has the name of a mask of %s, but is read as an image of its own: samples have "
-                "either masks, or classes and chosen members; for masks, move all files to one folder, "
-                "and drop %simage and %slabel",
-                dataset->path, name, next, OPTION_DASHES, OPTION_DASHES);
+            status_warn("%s: %s has the name of a mask of %s, but is read as an image of its own: samples "
+                        "have either masks, or classes and chosen members; for masks, move all files to one "
+                        "folder, and drop %simage and %slabel",
+                        dataset->path, name, next, OPTION_DASHES, OPTION_DASHES);
             return;
         }
     }
@@ -642,7 +636,7 @@ static enum status find_masks(struct files *files)
 {
     struct files images = {.items = calloc((size_t)files->count + 1, sizeof *images.items)};
     struct stems stems = {0};
-    enum status status = images.items ? STATUS_OK : dataset_out_of_memory();
+    enum status status = DATASET_ALLOCATED(images.items);
     for (uint32_t i = 0; status == STATUS_OK && i < files->count; i++)
         if (files->items[i].extension && mask_stem(files->items[i].name) == 0)
             images.items[images.samples++] = files->items[i];

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -96,8 +95,7 @@ static enum status set_name(struct scan *scan, struct table *table, const char *
     if (table->used >= table->size / 2) {
         struct table larger = {.size = table->size ? 2 * table->size : 1024};
         larger.entries = calloc(larger.size, sizeof *larger.entries);
-        if (!larger.entries)
-            return dataset_out_of_memory();
+        TRY(DATASET_ALLOCATED(larger.entries));
         for (uint32_t i = 0; i < table->size; i++)
             if (table->entries[i].name)
                 *find_entry(&larger, table->entries[i].name, strlen(table->entries[i].name)) =
@@ -110,8 +108,7 @@ static enum status set_name(struct scan *scan, struct table *table, const char *
     struct entry *entry = find_entry(table, scan->normal, normal);
     if (!entry->name) {
         entry->name = strndup(scan->normal, normal);
-        if (!entry->name)
-            return dataset_out_of_memory();
+        TRY(DATASET_ALLOCATED(entry->name));
         table->used++;
     }
     entry->number = number;
@@ -198,11 +195,10 @@ static enum status find_data(struct scan *scan, const struct tar_member *found, 
     if (found->kind == TAR_FILE || found->kind == TAR_FOLDER) /* a folder belongs to no sample */
         return STATUS_OK;
     if (found->kind == TAR_SYMLINK)
-        return status_set(
-            STATUS_FAILED,
-            "offset %llu: '%.200s' is a symbolic link to '%.200s', which is not followed; write "
-            "the shard with tar --dereference",
-            header, found->name, found->target);
+        return status_set(STATUS_FAILED,
+                          "offset %llu: '%.200s' is a symbolic link to '%.200s', which is not followed; "
+                          "write the shard with tar --dereference",
+                          header, found->name, found->target);
     if (found->kind == TAR_SPECIAL)
         return status_set(STATUS_FAILED, "offset %llu: '%.200s' is a device or a pipe, not a file", header,
                           found->name);
@@ -282,8 +278,7 @@ static enum status scan_bytes(struct scan *scan, uint64_t shard_bytes, size_t ne
     if (wanted > sizeof scan->window) {
         free(scan->large);
         to = scan->large = malloc(wanted);
-        if (!to)
-            return dataset_out_of_memory();
+        TRY(DATASET_ALLOCATED(to));
     }
     ssize_t count = pread(scan->fd, to, wanted, (off_t)scan->parser.position);
     if (count < 0 || (size_t)count < wanted)
@@ -407,13 +402,12 @@ static enum status check_copies(const struct dataset *dataset)
     uint64_t bytes = 0;
     for (uint32_t f = 0; f < dataset->file_count; f++)
         bytes += dataset->files[f].packed ? dataset->files[f].bytes : 0;
-    return !dataset->options->cache_bytes || bytes <= dataset->options->cache_bytes
-               ? STATUS_OK
-               : status_set(
-                     STATUS_USAGE,
-                     "%s: the unpacked copies of the shards have more than the %llu bytes of the cache "
-                     "folder; raise %s",
-                     dataset->path, (unsigned long long)dataset->options->cache_bytes, REMOTE_CACHE_BYTES);
+    if (!dataset->options->cache_bytes || bytes <= dataset->options->cache_bytes)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "%s: the unpacked copies of the shards have more than the %llu bytes of the cache "
+                      "folder; raise %s",
+                      dataset->path, (unsigned long long)dataset->options->cache_bytes, REMOTE_CACHE_BYTES);
 }
 
 /* Returns whether the digest of a shard is compared when its samples are listed: also in an MDS set of which
@@ -445,8 +439,7 @@ static enum status scan_shard(struct dataset *dataset, const char *name, const s
     uint32_t file = dataset->file_count - 1, first = dataset->sample_count;
     dataset->shard_first[file] = first;
     struct scan *scan = calloc(1, sizeof *scan);
-    if (!scan)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(scan));
     scan->dataset = dataset;
     scan->name = name;
     scan->first = first;
@@ -501,7 +494,7 @@ static enum status shards_room(struct dataset *dataset, size_t shards)
 {
     dataset->shards = true;
     dataset->shard_first = calloc(shards + 1, sizeof *dataset->shard_first);
-    return dataset->shard_first ? STATUS_OK : dataset_out_of_memory();
+    return DATASET_ALLOCATED(dataset->shard_first);
 }
 
 /* Returns the name of the first MDS shard, or NULL. */
@@ -574,8 +567,7 @@ static int by_spelling(const void *a, const void *b)
 static enum status check_distinct_urls(struct dataset *dataset, const char *const names[], size_t count)
 {
     FREED const char **spellings = calloc(count + 1, 2 * sizeof *spellings); /* normalised, then as given */
-    if (!spellings)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(spellings));
     for (size_t i = 0; i < count; i++) {
         TRY(dataset_keep_name(dataset, names[i], strlen(names[i]), &spellings[2 * i]));
         if (remote_encoded(dataset->remote))
@@ -596,8 +588,7 @@ static enum status check_distinct(struct dataset *dataset, const char *place, co
 {
     enum status status = dataset->remote ? check_distinct_urls(dataset, names, count)
                                          : paths_check_distinct(dataset->directory, names, count);
-    return status == STATUS_OK ? STATUS_OK
-                               : status_prefix(status, "%s%s %s", OPTION_DASHES, dataset->option, place);
+    return status_prefix(status, "%s%s %s", OPTION_DASHES, dataset->option, place);
 }
 
 /* Scans these shards. `place` has the list of them, for messages. `wids` is the index that names them, or
@@ -696,8 +687,7 @@ static enum status move_to_shards(struct dataset *dataset, struct wids *wids, co
     free(dataset->path);
     dataset->path = strndup(common > 1 ? first : "/.", common > 1 ? common - 1 : 2);
     FREED char *url = NULL;
-    if (!dataset->path || asprintf(&url, "%.*s%s", (int)common, first, query) < 0)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(dataset->path && asprintf(&url, "%.*s%s", (int)common, first, query) >= 0));
     for (size_t i = 0; i < wids->count; i++)
         memmove(wids->shards[i].url, wids->shards[i].url + common, strlen(wids->shards[i].url + common) + 1);
     remote_close(dataset->remote);
@@ -728,9 +718,8 @@ static enum status place_remote(struct dataset *dataset, struct wids *wids)
         if (url)
             TRY(check_url(shard));
         if (url && (origin_length(shard->url) != origin || strncmp(shard->url, dataset->path, origin) != 0))
-            return refuse_place(shard,
-                                "is on another server than the index, which is refused; copy the index to "
-                                "this machine if you trust it");
+            return refuse_place(shard, "is on another server than the index, which is refused; copy the "
+                                       "index to this machine if you trust it");
         if (!url && (shard->url[0] == '/' || strncmp(shard->url, "file:", 5) == 0 || climbs(shard->url)))
             return refuse_place(shard, "is outside the folder of the index, which is at a URL");
         absolute += url;
@@ -774,11 +763,9 @@ static enum status find_copies(const struct dataset *dataset, struct wids *wids,
             else if (replace)
                 TRY(set_place(shard, "%s", name));
         }
-    return *urls == 0 || copies == 0
-               ? STATUS_OK
-               : refuse_place(missing,
-                              "is not in the folder of the index, but other shards of the index are; "
-                              "download it, too");
+    return *urls == 0 || copies == 0 ? STATUS_OK
+                                     : refuse_place(missing, "is not in the folder of the index, but other "
+                                                             "shards of the index are; download it, too");
 }
 
 /* Finds the shards of an index on this machine: paths, which may be outside of its folder, and URLs. */
@@ -797,9 +784,8 @@ static enum status place_local(struct dataset *dataset, struct wids *wids)
                                 "is a path, but other shards of the index have URLs; use one or the other");
         if (urls && (origin_length(shard->url) != origin_length(wids->shards[0].url) ||
                      strncmp(shard->url, wids->shards[0].url, origin_length(shard->url)) != 0))
-            return refuse_place(shard,
-                                "is on another server than the first shard; download the shards into the "
-                                "folder of the index");
+            return refuse_place(shard, "is on another server than the first shard; download the shards into "
+                                       "the folder of the index");
     }
     if (urls) {
         TRY(take_query(wids, query));
@@ -849,16 +835,13 @@ static enum status open_wids(struct dataset *dataset, const char *name)
     TRY(read_index_text(dataset, name, path, &text, &size));
     enum status status = wids_parse(text, size, &wids);
     free(text);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
+    TRY(status_prefix(status, "%s", path));
     if (wids.count > 0) {
         status = (dataset->remote ? place_remote : place_local)(dataset, &wids);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s", path);
+        TRY(status_prefix(status, "%s", path));
     }
     FREED const char **names = calloc(wids.count + 1, sizeof *names);
-    if (!names)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(names));
     for (size_t i = 0; i < wids.count; i++)
         TRY(dataset_keep_name(dataset, wids.shards[i].url, strlen(wids.shards[i].url), &names[i]));
     return scan_shards(dataset, path, names, wids.count, &wids);
@@ -878,8 +861,7 @@ static __attribute__((noinline)) enum status open_mds(struct dataset *dataset, b
     char path[2 * PATH_MAX], *text;
     size_t size;
     struct mds *mds = dataset->columns = calloc(1, sizeof *mds);
-    if (!mds)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(mds));
     if (dataset->options->prepare) /* libcrypto computes most digests */
         TRY(dataset->options->prepare(NULL));
     TRY(read_index_text(dataset, MDS_INDEX, path, &text, &size));
@@ -887,16 +869,14 @@ static __attribute__((noinline)) enum status open_mds(struct dataset *dataset, b
     free(text);
     if (status == STATUS_OK && *found)
         status = mds_choose(mds, &dataset->choice);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
+    TRY(status_prefix(status, "%s", path));
     if (!*found) {
         free(mds);
         dataset->columns = NULL;
         return STATUS_OK;
     }
     FREED const char **names = calloc(mds->list.count + 1, sizeof *names);
-    if (!names)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(names));
     for (size_t i = 0; i < mds->list.count; i++)
         names[i] = mds->list.shards[i].url;
     TRY(scan_shards(dataset, path, names, mds->list.count, &mds->list));
@@ -975,7 +955,6 @@ static enum status refuse_files(const struct dataset *dataset)
                       OPTION_DASHES, dataset->option, dataset->path);
 }
 
-/* Reads the names of the classes. */
 static enum status read_classes(struct dataset *dataset)
 {
     char path[2 * PATH_MAX];
@@ -999,15 +978,13 @@ static enum status open_indexed(struct dataset *dataset, const char *name)
     struct index *index = &dataset->index;
     TRY(read_index_text(dataset, name, path, &text, &size));
     enum status status = index_parse(text, size, index);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
+    TRY(status_prefix(status, "%s", path));
     if (dataset->remote && index->layout != INDEX_SHARDS)
         return refuse_files(dataset);
     dataset->indexed = true;
     if (index->layout == INDEX_SHARDS) {
         FREED const char **names = calloc(index->unit_count + 1, sizeof *names);
-        if (!names)
-            return dataset_out_of_memory();
+        TRY(DATASET_ALLOCATED(names));
         for (uint64_t p = 0; p < index->unit_count; p++)
             names[p] = index->units[p].name;
         TRY(check_distinct(dataset, dataset->path, names, index->unit_count));
@@ -1085,11 +1062,10 @@ static void warn_of_added(struct dataset *dataset, const struct dataset_names *n
     }
     if (added > listed && dataset->choice.image.preset && !dataset->choice.only.count &&
         dataset_warns(dataset))
-        status_warn(
-            "%s: files that are not in %s are not read (%s that were added: %llu); prepare the data set "
-            "again, or remove %s to read the files without it",
-            dataset->path, index, dataset->shards ? "shards" : "images", (unsigned long long)(added - listed),
-            index);
+        status_warn("%s: files that are not in %s are not read (%s that were added: %llu); prepare the data "
+                    "set again, or remove %s to read the files without it",
+                    dataset->path, index, dataset->shards ? "shards" : "images",
+                    (unsigned long long)(added - listed), index);
 }
 
 /* Returns whether classes.txt is in the folder, also if dataset->shard is the only file to read. */

@@ -1,9 +1,7 @@
 #include "data/embedding_rows.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -82,7 +80,6 @@ static enum status check_tensor(const struct tensor *tensor, const struct labels
                                                   : wrong_count(labels->count + *count, labels->room);
 }
 
-/* Appends the labels of a tensor. */
 static enum status add_tensor(const struct tensor_file *file, const struct tensor *tensor,
                               struct labels *labels)
 {
@@ -135,7 +132,6 @@ static enum status find_labels(const struct tensor_file *file, const char *name,
     return !name && count == 1 ? STATUS_OK : no_labels(file, name ? name : EMBEDDING_LABELS);
 }
 
-/* Appends the labels of a file. */
 static enum status add_file(const char *path, const char *name, struct labels *labels)
 {
     CLOSED_BY(tensor_file_close) struct tensor_file file;
@@ -144,7 +140,7 @@ static enum status add_file(const char *path, const char *name, struct labels *l
     enum status status = find_labels(&file, name, &tensor);
     if (status == STATUS_OK)
         status = add_tensor(&file, tensor, labels);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(status, "%s", path);
 }
 
 static enum status check_count(const struct labels *labels, const char *path)
@@ -394,12 +390,11 @@ static enum status explain(const struct call *call)
     const struct embeddings_part *part = embeddings_part_of(set, row);
     TRY(embeddings_read(set, row, 1, self->rooms));
     const bool bad = self->rows.finite && has_bad(set->dtype, self->rooms, set->columns);
-    return status_set(
-        STATUS_FAILED, "%s%s%s: row %" PRIu64 " %s", part->file, *part->tensor ? ": " : "", part->tensor,
-        row - part->first,
-        bad ? "has a value that is not finite; --prepare DIR --from embeddings --labels NAME writes a "
-              "copy without such rows and their labels"
-            : "could not be read");
+    return status_set(STATUS_FAILED, "%s%s%s: row %" PRIu64 " %s", part->file, *part->tensor ? ": " : "",
+                      part->tensor, row - part->first,
+                      bad ? "has a value that is not finite; --prepare DIR --from embeddings --labels NAME "
+                            "writes a copy without such rows and their labels"
+                          : "could not be read");
 }
 
 static enum status rows_make(struct generator *generator, const struct generator_numbers *numbers,

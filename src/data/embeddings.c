@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,10 +36,7 @@ struct embeddings_file {
     int fd;          /* -1: embeddings_read() opens the file for each read */
 };
 
-static enum status out_of_memory(void)
-{
-    return status_set(STATUS_EXHAUSTED, "out of memory for the list of embeddings");
-}
+#define SET_ALLOCATED(room) ALLOCATED(room, "out of memory for the list of embeddings")
 
 /* ---- The tensors of a file ---- */
 
@@ -58,8 +54,7 @@ static int compare_names(const void *a, const void *b)
 static enum status names_open(const struct tensor_file *file, struct names *names)
 {
     *names = (struct names){file, malloc((file->count + 1) * sizeof(const struct tensor *))};
-    if (!names->sorted)
-        return out_of_memory();
+    TRY(SET_ALLOCATED(names->sorted));
     for (size_t i = 0; i < file->count; i++)
         names->sorted[i] = &file->tensors[i];
     qsort(names->sorted, file->count, sizeof(const struct tensor *), compare_names);
@@ -170,11 +165,10 @@ static enum status explain_none(const struct tensor_file *file, const char *patt
         return status_set(STATUS_FAILED, "no tensor matches %s '%.80s'; %s%s",
                           OPTION_OR_FIELD("--tensor", "tensor"), pattern, list,
                           file->count > 4 ? " and more" : "");
-    return status_set(
-        STATUS_FAILED,
-        "no floating-point tensor with 1 or 2 axes, of a type that is read; %s%s; convert it to "
-        "float32, or leave the file out",
-        list, file->count > 4 ? " and more" : "");
+    return status_set(STATUS_FAILED,
+                      "no floating-point tensor with 1 or 2 axes, of a type that is read; %s%s; convert it "
+                      "to float32, or leave the file out",
+                      list, file->count > 4 ? " and more" : "");
 }
 
 /* ---- The rows of a tensor ---- */
@@ -189,16 +183,14 @@ struct rows {
     float tensor_scale;
 };
 
-/* Reads the scale of an NVFP4 tensor. */
 static enum status read_tensor_scale(const struct names *names, const struct tensor *scale, const char *name,
                                      float *value)
 {
     if (!scale || scale->code != TENSOR_PLAIN || scale->dtype != DTYPE_F32 || scale->bytes != sizeof *value)
-        return status_set(
-            STATUS_FAILED,
-            "its blocks have scales of fp8, as in NVFP4, but the file has no scale of the whole "
-            "tensor, a single F32 named '%.80s'",
-            name);
+        return status_set(STATUS_FAILED,
+                          "its blocks have scales of fp8, as in NVFP4, but the file has no scale of the "
+                          "whole tensor, a single F32 named '%.80s'",
+                          name);
     return tensor_file_read(names->file, scale->offset, value, sizeof *value);
 }
 
@@ -263,11 +255,10 @@ static enum status refuse_scales(const struct names *names, const struct tensor 
     static const char *const suffixes[] = {SCALES, "_scale_inv", "_scales"};
     for (size_t i = 0; i < COUNT_OF(suffixes); i++)
         if (find_tensor(names, tensor->name, strlen(tensor->name), suffixes[i]))
-            return status_set(
-                STATUS_FAILED,
-                "its values are fp8, and the tensor '%.80s%s' seems to have their scales, which "
-                "this program does not apply: save the products as float16 or float32",
-                tensor->name, suffixes[i]);
+            return status_set(STATUS_FAILED,
+                              "its values are fp8, and the tensor '%.80s%s' seems to have their scales, "
+                              "which this program does not apply: save the products as float16 or float32",
+                              tensor->name, suffixes[i]);
     return STATUS_OK;
 }
 
@@ -299,7 +290,6 @@ static enum status size_rows(const struct names *names, struct rows *rows)
     }
 }
 
-/* Describes the rows of a selected tensor. */
 static enum status describe_rows(const struct names *names, const struct tensor *tensor, struct rows *rows)
 {
     *rows = (struct rows){.tensor = tensor};
@@ -344,8 +334,8 @@ static enum status add_part(struct embeddings *set, const struct embeddings_file
                             const struct rows *rows, const uint8_t *values, const uint8_t *scales)
 {
     char *name = NULL;
-    if (!array_grow(&set->parts, set->part_count, sizeof *set->parts) || !(name = strdup(rows->tensor->name)))
-        return out_of_memory();
+    TRY(SET_ALLOCATED(array_grow(&set->parts, set->part_count, sizeof *set->parts) &&
+                      (name = strdup(rows->tensor->name))));
     set->parts[set->part_count++] =
         (struct embeddings_part){.file = file->path,
                                  .tensor = name,
@@ -382,8 +372,7 @@ static enum status provide(const struct tensor_file *file, struct provision *pro
         TRY(memory_check(copied, "the unpacked arrays", "save them with numpy.savez(), without compression"));
     if (copied > 0 || few) {
         entry->copies = malloc(copied + 1);
-        if (!entry->copies)
-            return out_of_memory();
+        TRY(SET_ALLOCATED(entry->copies));
         provision->next = entry->copies;
     }
     if (few || provision->packed_bytes == provision->bytes)
@@ -484,8 +473,7 @@ static enum status add_file(struct embeddings *set, const char *path, const char
 {
     struct embeddings_file *entry = &set->files[set->file_count++];
     *entry = (struct embeddings_file){.path = strdup(path), .fd = -1};
-    if (!entry->path)
-        return out_of_memory();
+    TRY(SET_ALLOCATED(entry->path));
     CLOSED_BY(tensor_file_close) struct tensor_file file;
     TRY(tensor_file_open(entry->path, &file));
     entry->info = file.info; /* of the size that was parsed, which is that of the mapping */
@@ -494,9 +482,7 @@ static enum status add_file(struct embeddings *set, const char *path, const char
             "%s: %" PRIu64 " tensors or NumPy arrays are in Python objects that are not read, such as "
             "ndarray, deque or Namespace, so their rows are missing; save them as tensors in a dict or list",
             path, file.skipped);
-    enum status status = add_tensors(set, &file, pattern, entry);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", path);
+    TRY(status_prefix(add_tensors(set, &file, pattern, entry), "%s", path));
     if (entry->mapping && set->file_count <= files_kept_open())
         entry->fd = fcntl(file.fd, F_DUPFD_CLOEXEC, 0);
     return STATUS_OK;
@@ -653,8 +639,8 @@ enum status embeddings_open(const char *path, const char *tensor, struct embeddi
     struct embeddings *opened = calloc(1, sizeof *opened);
     if (opened)
         opened->files = calloc(paths.count + 1, sizeof *opened->files);
-    if (status == STATUS_OK && (!opened || !opened->files))
-        status = out_of_memory();
+    if (status == STATUS_OK)
+        status = SET_ALLOCATED(opened && opened->files);
     for (size_t i = 0; status == STATUS_OK && i < paths.count; i++)
         status = add_file(opened, paths.names[i], tensor);
     paths_free(&paths);
@@ -731,8 +717,7 @@ static enum status read_open(const struct embeddings_file *file, int fd, uint64_
                              size_t bytes)
 {
     const struct tensor_file opened = {.path = file->path, .fd = fd};
-    const enum status status = tensor_file_read(&opened, offset, to, bytes);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", file->path);
+    return status_prefix(tensor_file_read(&opened, offset, to, bytes), "%s", file->path);
 }
 
 /* Reads a file that does not stay open. */
@@ -772,8 +757,7 @@ static enum status read_decoded(const struct embeddings *set, const struct embed
     const size_t stored_bytes = part->value_bytes + part->scale_bytes;
     const uint64_t most = stored_bytes < PIECE_BYTES ? PIECE_BYTES / stored_bytes : 1;
     FREED uint8_t *values = malloc((most < count ? most : count) * stored_bytes + 1);
-    if (!values)
-        return out_of_memory();
+    TRY(SET_ALLOCATED(values));
     for (uint64_t done = 0, rows; done < count; done += rows) {
         rows = count - done < most ? count - done : most;
         uint8_t *scales = values + rows * part->value_bytes;

@@ -5,7 +5,6 @@
 #include <fts.h>
 #include <glob.h>
 #include <stdlib.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -99,8 +98,7 @@ static enum status add_pattern(const char *pattern, bool (*wanted)(const char *p
 /* ---- Files that are named twice ---- */
 
 /* A file and its identity. Some file systems give several files the same number, so size and times count,
- * too.
- */
+ * too. */
 struct named {
     const char *name;
     bool exists;

@@ -3,7 +3,6 @@
  * already is not filled again, so a constant batch is copied only once. */
 #include "data/generated_stream.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <curl/curl.h>
@@ -341,11 +340,10 @@ static enum status refuse(const struct http *http)
     char text[400], region[64];
     describe(http, text, region);
     if (ours && *region && strcmp(region, ours) != 0)
-        return status_set(
-            STATUS_FAILED,
-            "%s: the server refuses the request (%s); the bucket is in the region '%s', but the "
-            "request is for '%s': set AWS_REGION=%s",
-            shown, text, region, ours, region);
+        return status_set(STATUS_FAILED,
+                          "%s: the server refuses the request (%s); the bucket is in the region '%s', but "
+                          "the request is for '%s': set AWS_REGION=%s",
+                          shown, text, region, ours, region);
     switch (http->code) {
     case 301:
     case 302:
@@ -434,11 +432,10 @@ static enum status explain(const struct http *http, CURLcode code)
                           "line), or memory ran out; ask the operator of the server",
                           shown, HEADERS_MAX >> 10);
     if (http->encoded)
-        return status_set(
-            STATUS_FAILED,
-            "%s: the server compresses the answer, so its bytes are not those of the file; switch "
-            "off Content-Encoding for these files on the server",
-            shown);
+        return status_set(STATUS_FAILED,
+                          "%s: the server compresses the answer, so its bytes are not those of the file; "
+                          "switch off Content-Encoding for these files on the server",
+                          shown);
     const char *missing = missing_field(http);
     if (http->other && missing)
         return status_set(STATUS_FAILED,
@@ -447,10 +444,9 @@ static enum status explain(const struct http *http, CURLcode code)
                           "of them",
                           shown, missing);
     if (http->other)
-        return status_set(STATUS_FAILED,
-                          "%s: the file changed while it was read, or the server sent another range; "
-                          "start again",
-                          shown);
+        return status_set(
+            STATUS_FAILED,
+            "%s: the file changed while it was read, or the server sent another range; start again", shown);
     if (code == CURLE_PEER_FAILED_VERIFICATION)
         return status_set(STATUS_FAILED,
                           "%s: the certificate is not trusted: %s; SSL_CERT_FILE names a file of further "
@@ -461,8 +457,7 @@ static enum status explain(const struct http *http, CURLcode code)
     if ((code == CURLE_UNSUPPORTED_PROTOCOL && !is_other_protocol(http)) || code == CURLE_WEIRD_SERVER_REPLY)
         return status_set(
             STATUS_FAILED,
-            "%s: the server does not speak HTTP on this port; check the port, and whether it needs "
-            "https://",
+            "%s: the server does not speak HTTP on this port; check the port, and whether it needs https://",
             shown);
     if (code == CURLE_UNSUPPORTED_PROTOCOL)
         return status_set(STATUS_FAILED,
@@ -705,8 +700,7 @@ enum status http_open(struct http **http)
 {
     *http = NULL;
     return status_set(STATUS_UNAVAILABLE,
-                      "this build cannot read URLs: install libcurl (libcurl4-openssl-dev) and "
-                      "build again");
+                      "this build cannot read URLs: install libcurl (libcurl4-openssl-dev) and build again");
 }
 
 void http_close(struct http *http)

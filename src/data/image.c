@@ -8,7 +8,6 @@
 
 #include "core/options.h"
 #include "data/random_boxes.h"
-#include "data/npy.h"
 
 #define PIXEL RESAMPLE_PIXEL_BYTES
 #define ROWS  16 /* rows that are decoded at a time */
@@ -881,12 +880,11 @@ enum status image_check_mask(const uint8_t *data, size_t size)
         return status_set(STATUS_FAILED, "its mask is not a PNG file");
     return data[25] == 3 || (data[24] == 8 && data[25] == 0)
                ? STATUS_OK
-               : status_set(
-                     STATUS_FAILED,
-                     "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
-                     "(colour type 0) or has a palette (colour type 3), and each pixel is the number of a "
-                     "class",
-                     data[24], data[25]);
+               : status_set(STATUS_FAILED,
+                            "its mask has %d bits per value and PNG colour type %d, but a mask is 8-bit gray "
+                            "(colour type 0) or has a palette (colour type 3), and each pixel is the number "
+                            "of a class",
+                            data[24], data[25]);
 }
 
 static enum status check_mask(const uint8_t *data, size_t size, const struct image *mask,
@@ -921,9 +919,7 @@ enum status image_fit_mask(const struct image_fit *fit, const struct image_view 
     struct image_box box = {0, 0, of->width, of->height};
     struct output resized = {of->width, of->height}, output = resized;
     struct image mask;
-    const enum status status = decode_png_by(png_decode_indices, data, size, scratch, &mask);
-    if (status != STATUS_OK)
-        return status_prefix(status, "its mask");
+    TRY(status_prefix(decode_png_by(png_decode_indices, data, size, scratch, &mask), "its mask"));
     TRY(check_mask(data, size, &mask, of));
     if (fit->res) {
         TRY(choose_box(fit, of->width, of->height, of->epoch, of->sample, &box));

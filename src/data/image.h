@@ -153,21 +153,15 @@ struct crop_parameters {
 
 /* Rows of the option tables of workloads with --fit random-resized-crop. `at`: offset of the struct
  * crop_parameters in the workload's parameters. */
-#define CROP_OPTIONS(at)                                                                                 \
-    {"crop-scale",                                                                                       \
-     "MIN,MAX",                                                                                          \
-     OPTION_TEXT,                                                                                        \
-     (at) + offsetof(struct crop_parameters, scale),                                                     \
-     .fallback = CROP_SCALE_DEFAULT,                                                                     \
-     .column = COLUMN,                                                                                   \
-     .help = "range of the area of the parts that --fit random-resized-crop cuts out, as a fraction of " \
-             "the image; `scale` of torchvision's RandomResizedCrop"},                                   \
-    {                                                                                                    \
-        "crop-ratio", "MIN,MAX", OPTION_TEXT, (at) + offsetof(struct crop_parameters, ratio),            \
-            .fallback = CROP_RATIO_DEFAULT, .column = COLUMN,                                            \
-            .help = "range of width / height of these parts, before they are resized; `ratio` of "       \
-                    "torchvision's RandomResizedCrop"                                                    \
-    }
+#define CROP_OPTIONS(at)                                                                                  \
+    OPTION_ROW("crop-scale", "MIN,MAX", OPTION_TEXT, (at) + offsetof(struct crop_parameters, scale),      \
+               .fallback = CROP_SCALE_DEFAULT, .column = COLUMN,                                          \
+               .help = "range of the area of the parts that --fit random-resized-crop cuts out, as a "    \
+                       "fraction of the image; `scale` of torchvision's RandomResizedCrop"),              \
+        OPTION_ROW("crop-ratio", "MIN,MAX", OPTION_TEXT, (at) + offsetof(struct crop_parameters, ratio),  \
+                   .fallback = CROP_RATIO_DEFAULT, .column = COLUMN,                                      \
+                   .help = "range of width / height of these parts, before they are resized; `ratio` of " \
+                           "torchvision's RandomResizedCrop")
 
 FDSL_C_BEGIN
 

@@ -42,8 +42,7 @@ enum status png_encode(const uint8_t *pixels, const struct png_shape *shape, voi
 
 /* Sets `*shape` to the shape that png_decode() produces. STATUS_FAILED if the bytes are not a PNG file, if
  * the image has more than PNG_PIXELS_MAX pixels, or if its header claims more pixels than the file can
- * contain.
- */
+ * contain. */
 enum status png_shape(const void *bytes, size_t size, struct png_shape *shape);
 
 /* Decodes into `pixels`, which holds `capacity` bytes: 8-bit gray or RGB, for any kind of PNG. Transparency
@@ -121,12 +120,6 @@ void jpeg_close(struct jpeg_decoder *decoder);
  * STATUS_UNAVAILABLE in builds without libjpeg-turbo; `decoder` may then be NULL. */
 enum status jpeg_begin(struct jpeg_decoder *decoder, const void *bytes, size_t size,
                        struct jpeg_shape *shape);
-
-/* Returns the size of a side at 1/denominator, as libjpeg rounds it. */
-static inline uint32_t jpeg_scaled(uint32_t side, uint32_t denominator)
-{
-    return (side + denominator - 1) / denominator;
-}
 
 /* Starts to decode a window of the file that the latest jpeg_begin() read. The pixels are identical to those
  * of the whole image, decoded with libjpeg's default settings. Rows and columns outside the window are

@@ -6,7 +6,6 @@
 #define FDSL_DATA_IMAGE_OUTPUT_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "core/dtype.h"

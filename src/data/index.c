@@ -72,14 +72,13 @@ static enum status sign(const char *text, size_t size, char line[128])
 
 /* ---- Writing ---- */
 
-#define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for an index")
+#define INDEX_ALLOCATED(room) ALLOCATED(room, "out of memory for an index")
 
 enum status index_text_begin(struct index_text *text, enum index_layout layout, const char *provenance)
 {
     *text = (struct index_text){0};
     text->stream = open_memstream(&text->text, &text->size);
-    if (!text->stream)
-        return OUT_OF_MEMORY;
+    TRY(INDEX_ALLOCATED(text->stream));
     fprintf(text->stream, FIRST_FIELD "\t%s\t%s\n", layouts[layout], provenance);
     return STATUS_OK;
 }
@@ -120,8 +119,7 @@ enum status index_extensions_add(struct index_extensions *extensions, const char
     TRY(index_check_name(extension));
     if (strchr(extension, '/')) /* a column of MDS; the member would be in another folder */
         return status_set(STATUS_FAILED,
-                          "'%s' contains a slash, so it cannot be the extension of a file; rename the "
-                          "column",
+                          "'%s' contains a slash, so it cannot be the extension of a file; rename the column",
                           extension);
     extensions->names[extensions->count++] = extension;
     return STATUS_OK;
@@ -165,12 +163,14 @@ enum status index_text_add_all(struct index_text *text, const struct index *inde
 enum status index_text_end(struct index_text *text)
 {
     char line[128];
-    enum status status = fflush(text->stream) == 0 ? sign(text->text, text->size, line) : OUT_OF_MEMORY;
+    enum status status = INDEX_ALLOCATED(fflush(text->stream) == 0);
+    if (status == STATUS_OK)
+        status = sign(text->text, text->size, line);
     if (status == STATUS_OK)
         fputs(line, text->stream);
     bool whole = text_close(text->stream);
     text->stream = NULL;
-    return status == STATUS_OK && !whole ? OUT_OF_MEMORY : status;
+    return status == STATUS_OK ? INDEX_ALLOCATED(whole) : status;
 }
 
 void index_text_free(struct index_text *text)
@@ -352,8 +352,7 @@ enum status index_parse(char *text, size_t size, struct index *index)
         end = memchr(line, '\n', left); /* not NULL: check_sign() found the last line */
         *end = '\0';
         enum status status = read_line(line, lines++ == 0, index);
-        if (status != STATUS_OK)
-            return status_prefix(status, "line %zu", lines);
+        TRY(status_prefix(status, "line %zu", lines));
     }
     return index->provenance ? STATUS_OK : status_set(STATUS_FAILED, "the index is empty");
 }
@@ -364,8 +363,7 @@ enum status index_read(const char *path, struct index *index)
     size_t size;
     *index = (struct index){0};
     TRY(file_read(path, &text, &size));
-    enum status status = index_parse(text, size, index);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(index_parse(text, size, index), "%s", path);
 }
 
 void index_free(struct index *index)
@@ -421,8 +419,7 @@ static enum status read_root(const json_t *root, struct wids *wids)
     TRY(ALLOCATED(wids->name && wids->shards, "out of memory"));
     for (; wids->count < json_array_size(list); wids->count++) {
         enum status status = read_shard(json_array_get(list, wids->count), &wids->shards[wids->count]);
-        if (status != STATUS_OK)
-            return status_prefix(status, "shard %zu of the list", wids->count);
+        TRY(status_prefix(status, "shard %zu of the list", wids->count));
     }
     return STATUS_OK;
 }

@@ -1,6 +1,5 @@
 #include "data/jitter.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "core/options.h"
@@ -27,11 +26,10 @@ static enum status check_kernel(const struct jitter *jitter, const struct shape 
     if (jitter->kernel % 2 == 0)
         return status_set(STATUS_USAGE, "%s: %u is even; give an odd number of pixels, such as %u", name,
                           jitter->kernel, jitter->kernel + 1);
-    return jitter->kernel / 2 < side
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "%s: a kernel of %u pixels is too large for images of %ux%u; lower it", name,
-                            jitter->kernel, shape->width, shape->height);
+    if (jitter->kernel / 2 < side)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE, "%s: a kernel of %u pixels is too large for images of %ux%u; lower it",
+                      name, jitter->kernel, shape->width, shape->height);
 }
 
 enum status jitter_check(const struct jitter *jitter, const struct shape *shape,
@@ -81,11 +79,10 @@ enum status jitter_read(const struct jitter_parameters *parameters, struct jitte
     TRY(parse_reals("--color-jitter", parameters->jitter, 0, JITTER_FACTOR_MAX - 1, JITTER_STEPS, strengths,
                     &count));
     if (count != 1 && count != JITTER_STEPS)
-        return status_set(
-            STATUS_USAGE,
-            "--color-jitter: '%.80s' has %u values; give four, or one for brightness, contrast and "
-            "saturation",
-            parameters->jitter, count);
+        return status_set(STATUS_USAGE,
+                          "--color-jitter: '%.80s' has %u values; give four, or one for brightness, contrast "
+                          "and saturation",
+                          parameters->jitter, count);
     jitter->probability = (float)parameters->probability;
     for (uint32_t step = 0; step < JITTER_STEPS; step++) {
         const bool hue = step == JITTER_HUE;

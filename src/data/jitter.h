@@ -145,15 +145,6 @@ FDSL_HD void jitter_change(enum jitter_step step, float factor, uint32_t channel
         pixel->of[c] = jitter_blend(factor, pixel->of[c], other);
 }
 
-/* Applies the steps from `begin` to `end` - 1 to a pixel. */
-FDSL_HD void jitter_steps(const struct jitter_drawn *drawn, uint32_t begin, uint32_t end, uint32_t channels,
-                          float mean, struct jitter_pixel *pixel)
-{
-    for (uint32_t i = begin; i < end; i++)
-        jitter_change((enum jitter_step)drawn->order[i], drawn->factors[drawn->order[i]], channels, mean,
-                      pixel);
-}
-
 /* ---- Blur ---- */
 
 #define JITTER_WEIGHT_BITS 14 /* the weights of a kernel add up to 2^14 */
@@ -245,39 +236,29 @@ FDSL_C_END
 
 /* Rows of the option tables of workloads that change colours. `at`: offset of the struct jitter_parameters in
  * the workload's parameters. `what`: the samples that are changed. */
-#define JITTER_OPTIONS(at, what)                                                                            \
-    {"color-jitter",                                                                                        \
-     "B,C,S,H",                                                                                             \
-     OPTION_TEXT,                                                                                           \
-     (at) + offsetof(struct jitter_parameters, jitter),                                                     \
-     .column = COLUMN,                                                                                      \
-     .help =                                                                                                \
-         "change brightness, contrast, saturation and hue of " what " in random order, as ColorJitter of "  \
-         "torchvision does: factors from 1 - B to 1 + B, and a turn of the hue by up to H, at most 0.5; "   \
-         "one value: B, C and S, without hue (default: none)"},                                             \
-        {"color-jitter-p", "P",                                                                             \
-         OPTION_REAL,      (at) + offsetof(struct jitter_parameters, probability),                          \
-         .fallback = "1",  .maximum = 1,                                                                    \
-         .column = COLUMN, .help = "probability of --color-jitter"},                                        \
-        {"grayscale",      "P",                                                                             \
-         OPTION_REAL,      (at) + offsetof(struct jitter_parameters, grayscale),                            \
-         .fallback = "0",  .maximum = 1,                                                                    \
-         .column = COLUMN, .help = "probability with which the colours of " what " become gray"},           \
-        {"blur",          "P",          OPTION_REAL,      (at) + offsetof(struct jitter_parameters, blur),  \
-         .fallback = "0", .maximum = 1, .column = COLUMN, .help = "probability of Gaussian blur of " what}, \
-        {"blur-kernel",                                                                                     \
-         "PIXELS",                                                                                          \
-         OPTION_COUNT,                                                                                      \
-         (at) + offsetof(struct jitter_parameters, kernel),                                                 \
-         .fallback = "23",                                                                                  \
-         .minimum = 1,                                                                                      \
-         .maximum = JITTER_KERNEL_MAX,                                                                      \
-         .column = COLUMN,                                                                                  \
-         .help = "side of the kernel of --blur, odd"},                                                      \
-    {                                                                                                       \
-        "blur-sigma", "S[,S]", OPTION_TEXT, (at) + offsetof(struct jitter_parameters, sigma),               \
-            .fallback = "0.1,2", .column = COLUMN,                                                          \
-            .help = "standard deviation of --blur in pixels: a value, or a range from which it is drawn"    \
-    }
+#define JITTER_OPTIONS(at, what)                                                                             \
+    OPTION_ROW(                                                                                              \
+        "color-jitter", "B,C,S,H", OPTION_TEXT, (at) + offsetof(struct jitter_parameters, jitter),           \
+        .column = COLUMN,                                                                                    \
+        .help =                                                                                              \
+            "change brightness, contrast, saturation and hue of " what                                       \
+            " in random order, as ColorJitter of torchvision does: factors from 1 - B to 1 + B, and a turn " \
+            "of the hue by up to H, at most 0.5; one value: B, C and S, without hue (default: none)"),       \
+        OPTION_ROW("color-jitter-p", "P", OPTION_REAL,                                                       \
+                   (at) + offsetof(struct jitter_parameters, probability), .fallback = "1", .maximum = 1,    \
+                   .column = COLUMN, .help = "probability of --color-jitter"),                               \
+        OPTION_ROW("grayscale", "P", OPTION_REAL, (at) + offsetof(struct jitter_parameters, grayscale),      \
+                   .fallback = "0", .maximum = 1, .column = COLUMN,                                          \
+                   .help = "probability with which the colours of " what " become gray"),                    \
+        OPTION_ROW("blur", "P", OPTION_REAL, (at) + offsetof(struct jitter_parameters, blur),                \
+                   .fallback = "0", .maximum = 1, .column = COLUMN,                                          \
+                   .help = "probability of Gaussian blur of " what),                                         \
+        OPTION_ROW("blur-kernel", "PIXELS", OPTION_COUNT, (at) + offsetof(struct jitter_parameters, kernel), \
+                   .fallback = "23", .minimum = 1, .maximum = JITTER_KERNEL_MAX, .column = COLUMN,           \
+                   .help = "side of the kernel of --blur, odd"),                                             \
+        OPTION_ROW("blur-sigma", "S[,S]", OPTION_TEXT, (at) + offsetof(struct jitter_parameters, sigma),     \
+                   .fallback = "0.1,2", .column = COLUMN,                                                    \
+                   .help =                                                                                   \
+                       "standard deviation of --blur in pixels: a value, or a range from which it is drawn")
 
 #endif

@@ -52,7 +52,7 @@ static enum status add_word(struct dataset *dataset, const char *word, const cha
 struct words {
     struct dataset *dataset;
     bool listed;            /* classes.txt has the words */
-    const char **of_sample; /* owned; the word of each sample, or NULL */
+    const char **of_sample; /* the word of each sample, or NULL */
     const char *first_key;  /* of the first sample whose label was read */
     bool numbers;           /* that label is an integer */
     bool mixed;             /* integers follow words */
@@ -117,7 +117,6 @@ static enum status read_words(struct words *words, struct label_reading *reading
     return STATUS_OK;
 }
 
-/* Numbers the words of all samples. */
 static void number_words(const struct words *words)
 {
     struct dataset *dataset = words->dataset;
@@ -128,18 +127,16 @@ static void number_words(const struct words *words)
                                                : LABEL_NONE;
     dataset->labelled = dataset->worded = true;
     if (!words->listed && dataset->class_name_count == dataset->sample_count && dataset->sample_count >= 8)
-        status_warn("%s: each of the %" PRIu32
-                    " samples has another word as its label, such as '%s'; if these "
-                    "are no labels, name the labels with %slabel",
+        status_warn("%s: each of the %" PRIu32 " samples has another word as its label, such as '%s'; if "
+                    "these are no labels, name the labels with %slabel",
                     dataset->path, dataset->sample_count, dataset->class_names[0], OPTION_DASHES);
 }
 
 static enum status find_words(struct dataset *dataset, struct label_reading *reading)
 {
-    struct words words = {.dataset = dataset, .listed = dataset->class_names != NULL};
-    words.of_sample = calloc((size_t)dataset->sample_count + 1, sizeof *words.of_sample);
-    if (!words.of_sample)
-        return dataset_out_of_memory();
+    FREED const char **of_sample = calloc((size_t)dataset->sample_count + 1, sizeof *of_sample);
+    TRY(DATASET_ALLOCATED(of_sample));
+    struct words words = {.dataset = dataset, .listed = dataset->class_names != NULL, .of_sample = of_sample};
     const enum status status = read_words(&words, reading);
     if (status == STATUS_OK && words.first_key && !words.numbers)
         number_words(&words);
@@ -147,7 +144,6 @@ static enum status find_words(struct dataset *dataset, struct label_reading *rea
         plain_close(&reading->plain);
         *reading = (struct label_reading){.plain = {.dataset = dataset, .fd = -1}};
     }
-    free(words.of_sample);
     return status;
 }
 
@@ -230,12 +226,10 @@ static enum status find_columns(const char *path, char **text, uint32_t at[2])
         if (!field)
             break;
     }
-    return at[0] != UINT32_MAX && at[1] != UINT32_MAX
-               ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "%s: the first line has no columns 'name' and 'label'; write name,label "
-                            "in it",
-                            path);
+    if (at[0] != UINT32_MAX && at[1] != UINT32_MAX)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "%s: the first line has no columns 'name' and 'label'; write name,label in it", path);
 }
 
 /* Checks the labels: all are integers, or all are words. */
@@ -290,18 +284,10 @@ static enum status parse(struct table *table, char *text, size_t size)
     return STATUS_OK;
 }
 
-static struct line *find_line(const struct table *table, const char *name)
+/* For bsearch(): compares a name with that of a line. */
+static int with_line(const void *name, const void *line)
 {
-    const struct line like = {.name = name};
-    uint32_t low = 0, high = table->count;
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        const int order = strcmp(table->lines[middle].name, like.name);
-        if (order == 0)
-            return &table->lines[middle];
-        *(order < 0 ? &low : &high) = middle + (order < 0);
-    }
-    return NULL;
+    return strcmp(name, ((const struct line *)line)->name);
 }
 
 /* Finds the line of a sample. `*line` becomes NULL if there is none. STATUS_FAILED if there are two, or if
@@ -323,7 +309,7 @@ static enum status find_sample(const struct table *table, const struct dataset *
         snprintf(names[count++], sizeof names[0], "%.*s", (int)(dot - key), key);
     *line = NULL;
     for (uint32_t n = 0; n < count; n++) {
-        struct line *found = find_line(table, names[n]);
+        struct line *found = bsearch(names[n], table->lines, table->count, sizeof *table->lines, with_line);
         if (found && *line)
             return status_set(STATUS_FAILED,
                               "%s: lines %" PRIu64 " and %" PRIu64 " are for the same sample '%s'",
@@ -426,7 +412,7 @@ enum status label_names_follow(struct dataset *test, const struct dataset *train
     const char **names = malloc((train->class_name_count + (size_t)1) * sizeof *names);
     if (!labels || !names || !array_grow(&test->names, test->name_count, sizeof *test->names)) {
         free(names);
-        return dataset_out_of_memory();
+        return DATASET_ALLOCATED(false);
     }
     test->names[test->name_count++] =
         (char *)test->class_names; /* others may hold the list until the set is closed */

@@ -1,7 +1,6 @@
 #include "data/labelled_files.h"
 
 #include <inttypes.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,8 +139,7 @@ enum status idx_read(const char *path, struct idx *idx)
     size_t size;
     *idx = (struct idx){0};
     TRY(file_read(path, &bytes, &size));
-    enum status status = idx_take((uint8_t *)bytes, size, idx);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(idx_take((uint8_t *)bytes, size, idx), "%s", path);
 }
 
 void idx_free(struct idx *idx)

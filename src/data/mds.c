@@ -193,7 +193,6 @@ void mds_free(struct mds *mds)
 
 #ifdef HAVE_JANSSON
 
-/* Reads one column. */
 static enum status read_column(const char *name, const char *text, const json_t *size,
                                struct mds_column *column)
 {
@@ -268,7 +267,6 @@ static enum status read_digest(const json_t *file, char **digest)
     return STATUS_OK;
 }
 
-/* Reads the name and the size of a file. */
 static enum status read_file(const json_t *file, const char **name, uint64_t *bytes)
 {
     const json_t *size = json_object_get(file, "bytes");
@@ -303,11 +301,10 @@ static enum status read_shard(const json_t *entry, bool (*exists)(void *context,
     /* a compressed shard may have been unpacked, as the streaming library does */
     const bool takes_packed = packed && !exists(context, name);
     if (takes_packed && !unpack_is_packed(packed))
-        return status_set(
-            STATUS_USAGE,
-            "'%.200s' is compressed by %.20s, but only zstd and gz are read; write the set with "
-            "one of them, or unpack its shards",
-            packed, compression ? compression : "an unknown program");
+        return status_set(STATUS_USAGE,
+                          "'%.200s' is compressed by %.20s, but only zstd and gz are read; write the set "
+                          "with one of them, or unpack its shards",
+                          packed, compression ? compression : "an unknown program");
     TRY(read_columns(entry, mds));
     *shard = (struct wids_shard){.url = strdup(takes_packed ? packed : name),
                                  .samples = (uint64_t)json_integer_value(samples),
@@ -329,8 +326,7 @@ static enum status read_root(const json_t *root, bool (*exists)(void *context, c
     for (size_t i = 0; i < count; mds->list.count = ++i) {
         struct wids_shard *shard = &mds->list.shards[i];
         enum status status = read_shard(json_array_get(list, i), exists, context, mds, shard);
-        if (status != STATUS_OK)
-            return status_prefix(status, "shard %zu of the list", i);
+        TRY(status_prefix(status, "shard %zu of the list", i));
         mds->first[i + 1] = mds->first[i] + shard->samples;
         if (mds->first[i + 1] > SAMPLES_MAX)
             return status_set(STATUS_FAILED, "it has more than %u samples; split the data set", SAMPLES_MAX);
@@ -513,16 +509,12 @@ static uint32_t read_u32(const uint8_t *at)
 
 static enum status read_bytes(int fd, uint64_t at, void *bytes, size_t size)
 {
-    for (size_t done = 0; done < size;) {
-        const ssize_t count = pread(fd, (char *)bytes + done, size - done, (off_t)(at + done));
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count <= 0)
-            return status_set(STATUS_FAILED, "offset %llu: cannot read: %s", (unsigned long long)(at + done),
-                              count < 0 ? strerror(errno) : "the file was truncated");
-        done += (size_t)count;
-    }
-    return STATUS_OK;
+    size_t done;
+    const bool read = file_read_at(fd, bytes, size, at, &done);
+    if (read && done == size)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED, "offset %llu: cannot read: %s", (unsigned long long)(at + done),
+                      read ? "the file was truncated" : strerror(errno));
 }
 
 /* Finds the values of a sample, which has the bytes from `begin` to `end`. */
@@ -543,13 +535,12 @@ static enum status find_values(const struct mds *mds, int fd, uint64_t begin, ui
         sample->sizes[c] = mds->columns[c].bytes ? mds->columns[c].bytes : read_u32(head + 4 * h++);
         at += sample->sizes[c];
     }
-    return at == end
-               ? STATUS_OK
-               : status_set(STATUS_FAILED,
-                            "offset %llu: the values of the sample have %llu bytes, but its place in the "
-                            "shard has %llu",
-                            (unsigned long long)begin, (unsigned long long)(at - begin),
-                            (unsigned long long)(end - begin));
+    return at == end ? STATUS_OK
+                     : status_set(STATUS_FAILED,
+                                  "offset %llu: the values of the sample have %llu bytes, but its place in "
+                                  "the shard has %llu",
+                                  (unsigned long long)begin, (unsigned long long)(at - begin),
+                                  (unsigned long long)(end - begin));
 }
 
 /* Returns whether two images have the same shape and type. */

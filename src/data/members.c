@@ -234,13 +234,12 @@ enum status members_lack(const struct member_list *list, const char *option, con
     }
     for (uint32_t m = 0; m < count; m++)
         text_join(there, sizeof there, ", ", "%.60s", extensions[m]);
-    return status_set(
-        STATUS_FAILED, "it has no member for %s%s %s; its members are: %s; %s%s%s%s%s", OPTION_DASHES, option,
-        wanted, there, split ? MEMBERS_SPLIT : "name one of them with ", split ? "" : OPTION_DASHES,
-        split ? "" : option, split ? "" : ", or remove the sample",
-        folder ? "; folders are classes only in a folder without .tar files, with more images in its "
-                 "subfolders than directly in it, and without .cls files"
-               : "");
+    return status_set(STATUS_FAILED, "it has no member for %s%s %s; its members are: %s; %s%s%s%s%s",
+                      OPTION_DASHES, option, wanted, there, split ? MEMBERS_SPLIT : "name one of them with ",
+                      split ? "" : OPTION_DASHES, split ? "" : option, split ? "" : ", or remove the sample",
+                      folder ? "; folders are classes only in a folder without .tar files, with more images "
+                               "in its subfolders than directly in it, and without .cls files"
+                             : "");
 }
 
 const char *members_format(const char *extension)
@@ -271,8 +270,7 @@ enum status members_multi_hot(const uint8_t *bytes, uint64_t size, uint32_t *cla
     for (uint32_t k = 0; k < *classes; k++)
         if ((*label)[k] > 1)
             return status_set(STATUS_FAILED,
-                              "its multi-hot label has the value %u for class %u; values are "
-                              "0 and 1",
+                              "its multi-hot label has the value %u for class %u; values are 0 and 1",
                               (*label)[k], k);
     return STATUS_OK;
 }

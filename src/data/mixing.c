@@ -1,7 +1,5 @@
 #include "data/mixing.h"
 
-#include <string.h>
-
 #include "core/philox.h"
 #include "data/random_draws.h"
 

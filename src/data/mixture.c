@@ -97,11 +97,10 @@ static enum status check_phase(const struct mixture_request *request, uint32_t p
                           "drop them",
                           option, step);
     if (total > MIXTURE_PERIOD || sum_of(request, phase, false, &divisor) > MIXTURE_PERIOD)
-        return status_set(
-            STATUS_USAGE,
-            "%s: the sum of the weights, divided by their common divisor, is more than %d; choose rounder "
-            "weights",
-            option, MIXTURE_PERIOD);
+        return status_set(STATUS_USAGE,
+                          "%s: the sum of the weights, divided by their common divisor, is more than %d; "
+                          "choose rounder weights",
+                          option, MIXTURE_PERIOD);
     return phase == 0 ? request->phases[0].step == 0
                             ? STATUS_OK
                             : status_set(STATUS_USAGE, "%s: they must hold from step 0 on", option)

@@ -110,11 +110,10 @@ static enum status read_type(struct cursor *cursor, struct npy_header *header)
     uint64_t bytes;
     if (strlen(type) < 3 || !strchr("<>|=", type[0]) || !strchr("biufc", type[1]) || !number(&rest, &bytes) ||
         rest.at != rest.end || !has_type(type[1], bytes))
-        return status_set(
-            STATUS_FAILED,
-            "values of type '%s' are not supported: only numbers and booleans of 1 to 16 bytes; "
-            "convert them with array.astype()",
-            type);
+        return status_set(STATUS_FAILED,
+                          "values of type '%s' are not supported: only numbers and booleans of 1 to 16 "
+                          "bytes; convert them with array.astype()",
+                          type);
     header->value_bytes = (uint32_t)bytes;
     return STATUS_OK;
 }
@@ -200,11 +199,10 @@ enum status npy_header_parse(const uint8_t *bytes, size_t size, struct npy_heade
     if (version > 1)
         length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
     if (begin + length > NPY_HEADER_READ)
-        return status_set(
-            STATUS_FAILED,
-            "its .npy header has %zu bytes; at most %zu are allowed, and plain arrays need about "
-            "100: write it with numpy.save()",
-            length, NPY_HEADER_READ - begin);
+        return status_set(STATUS_FAILED,
+                          "its .npy header has %zu bytes; at most %zu are allowed, and plain arrays need "
+                          "about 100: write it with numpy.save()",
+                          length, NPY_HEADER_READ - begin);
     if (length > size - begin)
         return status_set(STATUS_FAILED,
                           "its .npy header has %zu bytes, but only %zu bytes follow; write it again", length,

@@ -11,7 +11,6 @@
 #include "data/checksum.h"
 #include "data/members.h"
 #include "data/mixing.h"
-#include "data/tar.h"
 
 void plain_close(struct plain *plain)
 {
@@ -111,17 +110,11 @@ static enum status plain_room(struct plain *plain, uint64_t offset, uint64_t siz
 
 static enum status plain_read(struct plain *plain, uint8_t *bytes, uint64_t size, uint64_t offset)
 {
-    while (size > 0) {
-        ssize_t count = pread(plain->fd, bytes, size, (off_t)offset);
-        if (count < 0)
-            return plain_fail(plain, offset, strerror(errno));
-        if (count == 0)
-            return plain_fail(plain, offset, "the file ends inside a member");
-        bytes += count;
-        size -= (uint64_t)count;
-        offset += (uint64_t)count;
-    }
-    return STATUS_OK;
+    size_t done;
+    const bool read = file_read_at(plain->fd, bytes, size, offset, &done);
+    if (read && done == size)
+        return STATUS_OK;
+    return plain_fail(plain, offset + done, read ? "the file ends inside a member" : strerror(errno));
 }
 
 enum status plain_bytes(struct plain *plain, const struct dataset_member *member, uint64_t size,
@@ -165,11 +158,8 @@ static enum status parse_headers(struct plain *plain, const struct dataset_sampl
     tar_move(parser, end - available);
     while (parser->position < end) {
         const uint8_t *at = bytes + (available - (size_t)(end - parser->position));
-        enum status status =
-            tar_next(parser, at, (size_t)(end - parser->position), false, &found, &step, &need);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s/%s", plain->dataset->path,
-                                 plain->dataset->files[plain->file].name);
+        TRY(status_prefix(tar_next(parser, at, (size_t)(end - parser->position), false, &found, &step, &need),
+                          "%s/%s", plain->dataset->path, plain->dataset->files[plain->file].name));
         if (step == TAR_MEMBER && (found.data >= end || key_split(found.name, &length, &extension)))
             return compare_name(plain, sample, member, &found);
         if (step != TAR_MEMBER)
@@ -320,7 +310,7 @@ enum status plain_multi_hot(struct plain *plain, const struct dataset_sample *sa
     const enum status status = members_multi_hot(bytes, member->size, classes, &label);
     for (uint32_t w = 0; status == STATUS_OK && row && w < multi_hot_words(*classes); w++)
         row[w] = multi_hot_pack(label, *classes, w);
-    return status == STATUS_OK ? status : dataset_at(dataset, sample, member, status);
+    return dataset_at(dataset, sample, member, status);
 }
 
 enum status plain_label_text(struct plain *plain, const struct dataset_sample *sample,

@@ -4,16 +4,12 @@
 #include <limits.h>
 #include <math.h>
 #include <omp.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #include "core/file.h"
 #include "core/array.h"
-#include "core/options.h"
-#include "core/status.h"
 #include "core/text.h"
 #include "core/timer.h"
 #include "core/workload.h"
@@ -28,9 +24,6 @@
 
 #ifndef FDSL_VERSION
 #define FDSL_VERSION "unknown"
-#endif
-
-#ifdef _OPENMP
 #endif
 
 #define FOLDER_SAMPLES 1000                /* samples per folder, with --store files */
@@ -66,12 +59,11 @@ static enum status check_gaps(const struct class_folders *folders, const uint8_t
 {
     for (uint64_t i = 0; i < folders->count; i++)
         if (!seen[i])
-            return status_set(STATUS_USAGE,
-                              "--store imagefolder: no sample has class %" PRIu64
-                              ", but one has class %" PRIu64
-                              ", so ImageFolder would number the classes differently; use more samples, or "
-                              "--store shards",
-                              i, folders->count - 1);
+            return status_set(
+                STATUS_USAGE,
+                "--store imagefolder: no sample has class %" PRIu64 ", but one has class %" PRIu64
+                ", so ImageFolder would number the classes differently; use more samples, or --store shards",
+                i, folders->count - 1);
     return STATUS_OK;
 }
 
@@ -176,10 +168,9 @@ static const char *unfit(const char *name, const char *before, const char *set)
     if (strcmp(name, SAMPLES_NAME) == 0 || strcmp(name, CLASSES_NAME) == 0 ||
         (strncmp(name, set, strlen(set)) == 0 && strcmp(name + strlen(set), ".index") == 0))
         return "is the name of a file of the data set";
-    return before && text_order(before, name) >= 0
-               ? "does not follow the name before it in sorted order, so ImageFolder would number the "
-                 "classes differently"
-               : NULL;
+    return before && text_order(before, name) >= 0 ? "does not follow the name before it in sorted order, so "
+                                                     "ImageFolder would number the classes differently"
+                                                   : NULL;
 }
 
 /* Returns whether the class folders get the names of the classes. Warns if the names do not fit. */
@@ -301,11 +292,10 @@ static const struct option_spec specs[] = {
     {"from", "SOURCE", OPTION_TEXT, AT(from), .fallback = "counter",
      .help = "source of the samples; the sources are listed below"},
     {"store", "HOW", OPTION_CHOICE, AT(store), .fallback = "shards", .choices = stores, .column = COLUMN,
-     .help =
-         "how samples are stored. files writes single files, such as an image and its label, into "
-         "folders of 1000 samples; shards writes tar files; imagefolder writes the image of each sample "
-         "into the folder of its class, as torchvision's ImageFolder reads them, or, if it has a mask, both "
-         "into the folders image and mask. HOW is one of"},
+     .help = "how samples are stored. files writes single files, such as an image and its label, into "
+             "folders of 1000 samples; shards writes tar files; imagefolder writes the image of each sample "
+             "into the folder of its class, as torchvision's ImageFolder reads them, or, if it has a mask, "
+             "both into the folders image and mask. HOW is one of"},
     {"samples", "N", OPTION_COUNT, AT(samples), .minimum = 1, .maximum = 1e12, .column = COLUMN,
      .help = "number of samples (default: all, if the source is finite)"},
     {"shards", "N", OPTION_COUNT, AT(shards), .minimum = 1, .maximum = SHARDS_MAX, .column = COLUMN,
@@ -714,10 +704,9 @@ static void tell_broken(const struct job *job)
 {
     if (job->broken)
         status_warn_own("copied %" PRIu64
-                        " broken image%s unchanged; remove %s from the source and prepare into a new "
-                        "folder, or read the copy with --on-error skip. Only the headers of unchanged images "
-                        "are checked; "
-                        "to check all pixels: fdsl-bench --variant %s --decode --data %s",
+                        " broken image%s unchanged; remove %s from the source and prepare into a new folder, "
+                        "or read the copy with --on-error skip. Only the headers of unchanged images are "
+                        "checked; to check all pixels: fdsl-bench --variant %s --decode --data %s",
                         job->broken, job->broken == 1 ? "" : "s", job->broken == 1 ? "it" : "them",
                         job->folder.layout == INDEX_SHARDS ? "shards" : "files", job->folder.path);
 }
@@ -727,10 +716,9 @@ static void tell_broken(const struct job *job)
 static void tell_mixed_channels(const struct job *job)
 {
     if (job->mixed_channels && !job->mixed_sizes)
-        status_warn_own(
-            "the images have different numbers of channels, and training needs one number: prepare "
-            "into a new folder with %s--channels 3 (or 1)",
-            options_given(&job->options, "out-res") ? "" : "--out-res PIXELS ");
+        status_warn_own("the images have different numbers of channels, and training needs one number: "
+                        "prepare into a new folder with %s--channels 3 (or 1)",
+                        options_given(&job->options, "out-res") ? "" : "--out-res PIXELS ");
 }
 
 static enum status make_chunk(struct job *job, struct unit_writer *writer, uint64_t first, uint64_t count)

@@ -4,18 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/file.h"
 #include "core/text.h"
-#include "data/index.h"
 #include "data/checksum.h"
 #include "data/tar.h"
 
@@ -650,12 +646,11 @@ static enum status check_empty(const struct folder *folder)
     }
     closedir(list);
     if (*ours && !indexed)
-        return status_set(
-            STATUS_USAGE,
-            "%.300s has a data set ('%.100s') without its index, %.100s.index; copy it with "
-            "--prepare NEW --from dataset --source %.300s, which writes an index, or remove this "
-            "folder and repeat the command",
-            folder->path, ours, folder->name, folder->path);
+        return status_set(STATUS_USAGE,
+                          "%.300s has a data set ('%.100s') without its index, %.100s.index; copy it with "
+                          "--prepare NEW --from dataset --source %.300s, which writes an index, or remove "
+                          "this folder and repeat the command",
+                          folder->path, ours, folder->name, folder->path);
     return *other
                ? status_set(STATUS_USAGE, "%s contains other files ('%.100s'): name a new or an empty folder",
                             folder->path, other)

@@ -85,8 +85,7 @@ struct folder {
     uint64_t part_count; /* rank 0: number of parts in .prepare/ after folder_claim() */
 };
 
-/* Formats the name of a unit: "NAME-000003.tar" for a shard, "not-imagefolder/003" for a
- * folder of files. */
+/* Formats the name of a unit: "NAME-000003.tar" for a shard, "not-imagefolder/003" for a folder of files. */
 void folder_unit_name(const struct folder *folder, uint64_t unit, char name[PATH_MAX]);
 
 /* Call on rank 0 only, before the other ranks read the folder. Creates the folder or checks that this

@@ -1,7 +1,6 @@
 #include "data/rand_augment.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "core/options.h"
 
@@ -32,11 +31,10 @@ static enum status read_part(const char *name, const char *text, const char *par
         *seen |= bit;
         return parse_real(name, part + length, parts->minimum, parts->maximum, parts->value);
     }
-    return status_set(
-        STATUS_USAGE,
-        "%s: '%.80s' has the part '%.40s'; the parts of timm that are known here are m, n, mstd, "
-        "mmax, inc and p",
-        name, text, part);
+    return status_set(STATUS_USAGE,
+                      "%s: '%.80s' has the part '%.40s'; the parts of timm that are known here are m, n, "
+                      "mstd, mmax, inc and p",
+                      name, text, part);
 }
 
 /* Reads the parts after the first '-'. */

@@ -63,13 +63,9 @@ static enum status unpack(struct dataset *dataset, const char *path, struct idx 
         bytes *= unpacked.shape[i];
     file->memory = memfd_create("fdsl-records", MFD_CLOEXEC);
     file->unpacked = file->memory >= 0;
-    for (uint64_t done = 0; file->unpacked && done < bytes;) {
-        const ssize_t count = write(file->memory, unpacked.values + done, bytes - done);
-        if (count < 0 && errno != EINTR)
-            return status_set(status_of_errno(errno), "%s: cannot keep its contents in memory: %s", path,
-                              strerror(errno));
-        done += count > 0 ? (uint64_t)count : 0;
-    }
+    if (file->unpacked && !file_write_all(file->memory, (const char *)unpacked.values, bytes))
+        return status_set(status_of_errno(errno), "%s: cannot keep its contents in memory: %s", path,
+                          strerror(errno));
     file->bytes = bytes;
     *images = unpacked;
     images->values = images->owned = NULL;
@@ -100,7 +96,7 @@ static enum status open_images(struct dataset *dataset, const char *name, const 
     status = file_refuse_pointer(head, (size_t)count);
     if (status == STATUS_OK)
         status = idx_parse_header(head, dataset->files[dataset->file_count - 1].bytes, images, offset);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(status, "%s", path);
 }
 
 /* Writes the path of the file of labels, plain or gzipped: for x-images-idx3-ubyte, x-labels-idx1-ubyte. */
@@ -197,45 +193,34 @@ static enum status add_cifar(struct dataset *dataset, const struct record_format
 
 /* ---- Formats ---- */
 
-#define IDX_SET(set)                                                \
-    (const char *const[])                                           \
-    {                                                               \
-        set "-images-idx3-ubyte", set "-images-idx3-ubyte.gz", NULL \
+/* The files of training sets and of test sets. */
+static const char *const mnist_train[] = {"train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", NULL};
+static const char *const mnist_test[] = {"t10k-images-idx3-ubyte", "t10k-images-idx3-ubyte.gz", NULL};
+static const char *const cifar_train[] = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
+                                          "data_batch_4.bin", "data_batch_5.bin", NULL};
+static const char *const cifar_test[] = {"test_batch.bin", NULL};
+static const char *const cifar_100_train[] = {"train.bin", NULL};
+static const char *const cifar_100_test[] = {"test.bin", NULL};
+
+#define FORMAT(name, source, add, files, train_lacks, test_lacks, ...)                           \
+    {                                                                                            \
+        name, source, {files##_train, files##_test}, add, {train_lacks, test_lacks}, __VA_ARGS__ \
     }
 #define IDX_LACKS(set) \
     "there is no " set "-images-idx3-ubyte, plain or gzipped; add it, because MNIST has four files"
+#define TEST_LACKS(file) "there is no " file "; add this file, which has the test samples"
+#define CIFAR_100_FORMAT(...)                                                                              \
+    FORMAT("CIFAR-100", "cifar100", add_cifar, cifar_100, "there is no train.bin", TEST_LACKS("test.bin"), \
+           __VA_ARGS__)
 
-#define CIFAR_100                                                                                       \
-    "CIFAR-100", "cifar100",                                                                            \
-        {(const char *const[]){"train.bin", NULL}, (const char *const[]){"test.bin", NULL}}, add_cifar, \
-    {                                                                                                   \
-        "there is no train.bin", "there is no test.bin; add this file, which has the test "             \
-                                 "samples"                                                              \
-    }
-
-static const struct record_format coarse = {CIFAR_100, 20, CIFAR_100_COARSE, NULL};
+static const struct record_format coarse = CIFAR_100_FORMAT(20, CIFAR_100_COARSE, NULL);
 
 static const struct record_format formats[] = {
-    {"MNIST",
-     "idx",
-     {IDX_SET("train"), IDX_SET("t10k")},
-     add_idx,
-     {IDX_LACKS("train"), IDX_LACKS("t10k")},
-     10,
-     0,
-     NULL},
-    {"CIFAR-10",
-     "cifar",
-     {(const char *const[]){"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
-                            "data_batch_5.bin", NULL},
-      (const char *const[]){"test_batch.bin", NULL}},
-     add_cifar,
-     {"the folder has none of the files data_batch_1.bin to data_batch_5.bin",
-      "there is no test_batch.bin; add this file, which has the test samples"},
-     10,
-     CIFAR_10,
-     NULL},
-    {CIFAR_100, 100, CIFAR_100_FINE, &coarse},
+    FORMAT("MNIST", "idx", add_idx, mnist, IDX_LACKS("train"), IDX_LACKS("t10k"), 10, 0, NULL),
+    FORMAT("CIFAR-10", "cifar", add_cifar, cifar,
+           "the folder has none of the files data_batch_1.bin to data_batch_5.bin",
+           TEST_LACKS("test_batch.bin"), 10, CIFAR_10, NULL),
+    CIFAR_100_FORMAT(100, CIFAR_100_FINE, &coarse),
 };
 
 static bool has_any(int directory, const char *const files[])
@@ -265,8 +250,7 @@ enum status dataset_add_records(struct dataset *dataset, const struct record_for
                           format->lacks[test_set]);
     dataset->shards = dataset->records = true;
     dataset->shard_first = calloc(FILES_MAX + 1, sizeof *dataset->shard_first);
-    if (!dataset->shard_first)
-        return dataset_out_of_memory();
+    TRY(DATASET_ALLOCATED(dataset->shard_first));
     TRY(format->add(dataset, format, format->sets[test_set]));
     for (uint32_t i = dataset->sample_count; i-- > 0;)
         dataset->shard_first[dataset->members[dataset->samples[i].member].file] = i;

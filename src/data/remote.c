@@ -5,12 +5,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <search.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -19,7 +14,6 @@
 
 #include "core/array.h"
 #include "core/parallel.h"
-#include "core/status.h"
 #include "data/checksum.h"
 #include "data/http.h"
 #include "data/mds.h"
@@ -81,7 +75,7 @@ struct remote {
     uint64_t run;   /* a random number, for files that are cached for this run only */
 
     struct remote_file **files; /* the listed files; files that are not listed are only in `tree` */
-    uint32_t count, room;
+    uint32_t count;
     void *tree; /* tsearch() tree of all files, by name */
 
     pthread_mutex_t lock;
@@ -98,11 +92,7 @@ struct remote {
     struct http *http;     /* for lists, and for files that no connection examines */
 };
 
-/* Sets a message and returns STATUS_EXHAUSTED. */
-static enum status out_of_memory(void)
-{
-    return status_set(STATUS_EXHAUSTED, "out of memory for a remote data set");
-}
+#define REMOTE_ALLOCATED(room) ALLOCATED(room, "out of memory for a remote data set")
 
 /* ---- URLs ---- */
 
@@ -169,10 +159,9 @@ static enum status split_url(const char *url, struct remote *remote, char **leaf
         remote->base = NULL;
     if (names_files)
         *leaf = strndup(url + slash, length - slash);
-    if (!remote->base || !remote->suffix || (names_files && !*leaf))
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->base && remote->suffix && (!names_files || *leaf)));
     remote->shown = strndup(remote->base, strlen(remote->base) - 1);
-    return remote->shown ? STATUS_OK : out_of_memory();
+    return REMOTE_ALLOCATED(remote->shown);
 }
 
 /* Decodes percent codes: all, or, if `only` is not NULL, only those of the bytes in `only`. */
@@ -210,8 +199,7 @@ static enum status find_s3(struct remote *remote, char *leaf)
     int length = slash ? (int)(slash - bucket) : 0;
     FREED char *encoded = calloc(1, URL_MAX);
     char *base = NULL;
-    if (!encoded)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(encoded));
     TRY((google ? s3_find_google_endpoint : s3_find_endpoint)(endpoint, &origin));
     if (google) /* its interface accepts this region for all buckets */
         strcpy(remote->region, "auto");
@@ -220,29 +208,29 @@ static enum status find_s3(struct remote *remote, char *leaf)
     if (length == 0 || !s3_encode(slash + 1, true, encoded, URL_MAX))
         return status_set(STATUS_USAGE, "%s%s %s: name a bucket: %s://BUCKET/PREFIX/", OPTION_DASHES,
                           remote->options.option, remote->shown, google ? "gs" : "s3");
+    int made;
     if (*endpoint) { /* path style */
         size_t end = strlen(endpoint) - (endpoint[strlen(endpoint) - 1] == '/');
         if (strncmp(endpoint, "http://", 7) != 0 && strncmp(endpoint, "https://", 8) != 0)
             return status_set(STATUS_USAGE, "%s: '%.80s' does not begin with http:// or https://", origin,
                               endpoint);
-        if (asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded) < 0)
-            return out_of_memory();
+        made = asprintf(&base, "%.*s/%.*s/%s", (int)end, endpoint, length, bucket, encoded);
     } else if (memchr(bucket, '.', (size_t)length)) {
         /* The certificate *.s3.REGION.amazonaws.com does not match bucket names that contain dots. */
-        if (asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded) <
-            0)
-            return out_of_memory();
-    } else if (asprintf(&base, "https://%.*s.s3.%s.amazonaws.com/%s", length, bucket, remote->region,
-                        encoded) < 0)
-        return out_of_memory();
+        made =
+            asprintf(&base, "https://s3.%s.amazonaws.com/%.*s/%s", remote->region, length, bucket, encoded);
+    } else
+        made =
+            asprintf(&base, "https://%.*s.s3.%s.amazonaws.com/%s", length, bucket, remote->region, encoded);
+    TRY(REMOTE_ALLOCATED(made >= 0));
     remote->prefix = strdup(slash + 1);
     remote->root = (int)(strlen(base) - strlen(encoded));
     free(remote->base);
     remote->base = base;
     const char *host = strstr(base, "://") + 3;
     snprintf(remote->host, sizeof remote->host, "%.*s", (int)strcspn(host, "/"), host);
-    return remote->prefix ? (google ? s3_find_google_credentials : s3_find_credentials)(&remote->credentials)
-                          : out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->prefix));
+    return (google ? s3_find_google_credentials : s3_find_credentials)(&remote->credentials);
 }
 
 /* Finds the prefix in the URL of a container: https://HOST/CONTAINER/PREFIX/, or
@@ -260,8 +248,7 @@ static enum status find_azure(struct remote *remote, char *leaf)
                           OPTION_DASHES, remote->options.option, remote->shown);
     remote->root = (int)(at + 1 - remote->base);
     remote->prefix = strdup(at + 1);
-    if (!remote->prefix)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->prefix));
     decode(remote->prefix, NULL);
     if (leaf)
         decode(leaf, NULL);
@@ -297,7 +284,6 @@ static const char *next_parameter(const char **at, size_t *length)
     return begin;
 }
 
-/* Returns whether a query has a parameter with this name. */
 static bool has_parameter(const char *query, const char *name, size_t name_length)
 {
     size_t length;
@@ -350,8 +336,7 @@ static char *identity_of(const char *query)
 static enum status find_service(struct remote *remote, char *leaf)
 {
     remote->identity = identity_of(remote->suffix);
-    if (!remote->identity)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->identity));
     if (s3_is_url(remote->base)) {
         remote->service = SERVICE_S3;
         return find_s3(remote, leaf);
@@ -374,8 +359,7 @@ struct address {
 static enum status find_address(const struct remote *remote, const char *name, struct address **address)
 {
     *address = malloc(sizeof **address);
-    if (!*address)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(*address));
     char *url = (*address)->url;
     snprintf((*address)->shown, sizeof(*address)->shown, "%s/%s", remote->shown, name);
     bool fits = snprintf(url, URL_MAX, "%s", remote->base) < URL_MAX;
@@ -403,8 +387,7 @@ static enum status sign(const struct http_request *request, const char *range,
     char date[S3_DATE_MAX], authorization[S3_AUTHORIZATION_MAX], value[80] = "";
     const char *begin = strchr(strstr(request->url, "://") + 3, '/'), *query = strchr(begin, '?');
     FREED char *path = strndup(begin, query ? (size_t)(query - begin) : strlen(begin));
-    if (!path)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(path));
     if (*range)
         snprintf(value, sizeof value, "bytes=%s", range);
     struct s3_request signed_ = {.host = remote->host,
@@ -420,7 +403,7 @@ static enum status sign(const struct http_request *request, const char *range,
                 asprintf(&headers[2], "Authorization: %s", authorization) > 0;
     if (made && *remote->credentials.token)
         made = asprintf(&headers[3], "x-amz-security-token: %s", remote->credentials.token) > 0;
-    return made ? STATUS_OK : out_of_memory();
+    return REMOTE_ALLOCATED(made);
 }
 
 /* Returns a GET request, which is signed if the data set is on S3 and there are credentials. `shown` is the
@@ -530,22 +513,12 @@ static enum status examine_alone(struct remote *remote, struct remote_file *file
 
 /* ---- Lists of files ---- */
 
-/* Adds a file to the list. */
 static enum status list_file(struct remote *remote, const char *name, struct remote_file **file)
 {
     if (remote->count == NAMES_MAX)
         return status_set(STATUS_USAGE, "%s: more than %d files", remote->shown, NAMES_MAX);
-    if (remote->count == remote->room) {
-        uint32_t room = remote->room ? 2 * remote->room : 256;
-        struct remote_file **larger = realloc(remote->files, room * sizeof *larger);
-        if (!larger)
-            return out_of_memory();
-        remote->files = larger;
-        remote->room = room;
-    }
     *file = find_file(remote, name);
-    if (!*file)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(*file && array_grow(&remote->files, remote->count, sizeof *remote->files)));
     remote->files[remote->count++] = *file;
     return STATUS_OK;
 }
@@ -604,11 +577,8 @@ static enum status find_groups(const struct remote *remote, const char *text, st
         if (names > NAMES_MAX)
             return status_set(STATUS_USAGE, "%s%s: the braces in '%.80s' stand for more than %d files",
                               OPTION_DASHES, remote->options.option, text, NAMES_MAX);
-        struct brace_group *larger = realloc(*groups, (*count + 1) * sizeof **groups);
-        if (!larger)
-            return out_of_memory();
-        *groups = larger;
-        larger[(*count)++] = group;
+        TRY(REMOTE_ALLOCATED(array_grow(groups, *count, sizeof **groups)));
+        (*groups)[(*count)++] = group;
         at = group.close + 1;
     }
     return STATUS_OK;
@@ -653,8 +623,7 @@ static enum status expand(struct remote *remote, const char *text)
     FREED struct brace_group *groups = NULL;
     FREED char *name = malloc(URL_MAX);
     size_t count = 0, changed;
-    if (!name)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(name));
     TRY(find_groups(remote, text, &groups, &count));
     remote->braces = count > 0;
     do {
@@ -687,11 +656,10 @@ static enum status add_object(void *context, const struct s3_object *object)
     listing->empty = false;
     /* S3 sorts keys by their bytes. Azure's order depends on the kind of the account. */
     if (remote->service == SERVICE_S3 && *listing->last && strcmp(object->name, listing->last) <= 0)
-        return status_set(
-            STATUS_FAILED,
-            "the list has '%.300s' after '%.300s': keys must ascend, or some would be lost or read "
-            "twice; name the shards, as in %s/shard-{000000..000099}.tar",
-            object->name, listing->last, remote->shown);
+        return status_set(STATUS_FAILED,
+                          "the list has '%.300s' after '%.300s': keys must ascend, or some would be lost or "
+                          "read twice; name the shards, as in %s/shard-{000000..000099}.tar",
+                          object->name, listing->last, remote->shown);
     snprintf(listing->last, sizeof listing->last, "%s", object->name);
     if (strncmp(object->name, remote->prefix, length) != 0)
         return status_set(STATUS_FAILED,
@@ -746,8 +714,7 @@ static bool holds(const uint64_t *hashes, int count, uint64_t hash)
 static enum status list_objects(struct remote *remote)
 {
     FREED struct listing *listing = calloc(1, sizeof *listing);
-    if (!listing)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(listing));
     char *next = listing->next;
     int count = 0, tries = TRIES_FIRST;
     listing->remote = remote;
@@ -765,8 +732,7 @@ static enum status list_objects(struct remote *remote)
         listing->tokens[count++] = fnv_add(FNV_BEGIN, next, strlen(next));
         listing->empty = true;
         enum status status = s3_list((char *)listing->page, reply.got, add_object, listing, next);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s", remote->shown);
+        TRY(status_prefix(status, "%s", remote->shown));
         const bool again = holds(listing->tokens, count, fnv_add(FNV_BEGIN, next, strlen(next)));
         if (!listing->empty)
             count = 0;
@@ -820,7 +786,6 @@ static struct transfer *take_piece(struct remote *remote, uint64_t *first, uint6
     return transfer;
 }
 
-/* Reads a piece. */
 static enum status read_piece(struct remote *remote, struct http *http, const struct transfer *transfer,
                               uint64_t first, uint64_t bytes)
 {
@@ -897,7 +862,7 @@ static enum status start_transfer(struct remote *remote, struct remote_file *fil
     uint64_t bytes = file->version.bytes;
     if (!transfer) {
         close(fd);
-        return out_of_memory();
+        return REMOTE_ALLOCATED(transfer);
     }
     *transfer = (struct transfer){.file = file, .fd = fd, .end = bytes, .left = bytes};
     if (bytes == 0)
@@ -1066,8 +1031,7 @@ static enum status start_threads(struct remote *remote)
     uint32_t wanted = remote->options.connections ? remote->options.connections : REMOTE_CONNECTIONS;
     TRY(check_descriptors(remote, wanted));
     remote->threads = calloc(wanted, sizeof *remote->threads);
-    if (!remote->threads)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(remote->threads));
     while (remote->thread_count < wanted &&
            parallel_start(&remote->threads[remote->thread_count], serve, remote) == 0)
         remote->thread_count++;
@@ -1092,8 +1056,7 @@ static enum status find_entry(const struct remote *remote, const struct remote_f
         asprintf(&text, "%s\n%s%s%s\n%s\n%lld\n%" PRIu64 "\n%016" PRIx64, unpacked ? "2 unpacked" : "2",
                  remote->base, file->name, remote->identity, version->tag,
                  strong ? 0 : (long long)version->modified, version->bytes, version->exact ? 0 : remote->run);
-    if (length < 0)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(length >= 0));
     *entry = (struct cache_entry){.source = checksum_seeded(text, (size_t)length, 0),
                                   .bytes = unpacked ? CACHE_UNKNOWN : version->bytes};
     free(text);
@@ -1112,10 +1075,9 @@ static void note_passing(struct remote *remote, struct remote_file *file)
     }
     pthread_mutex_unlock(&remote->lock);
     if (first)
-        status_warn(
-            "%s/%s: the server sends neither an ETag nor a Last-Modified that identifies the content; "
-            "%s keeps such files during this run only",
-            remote->shown, file->name, REMOTE_CACHE_DIR);
+        status_warn("%s/%s: the server sends neither an ETag nor a Last-Modified that identifies the "
+                    "content; %s keeps such files during this run only",
+                    remote->shown, file->name, REMOTE_CACHE_DIR);
 }
 
 /* Reads a file into a draft of the cache. */
@@ -1194,8 +1156,7 @@ static enum status read_unpacked(struct remote *remote, struct remote_file *file
         const enum status unpacked = unpack_to_memory(
             &stop, &(struct unpack_input){.fd = from, .tar = !mds_is_shard(file->name)}, NULL, fd);
         remote_done(remote, from);
-        return unpacked == STATUS_OK ? STATUS_OK
-                                     : status_prefix(unpacked, "%s/%s", remote->shown, file->name);
+        return status_prefix(unpacked, "%s/%s", remote->shown, file->name);
     }
     TRY(find_entry(remote, file, false, &packed));
     TRY(find_entry(remote, file, true, &copy));
@@ -1211,7 +1172,7 @@ static enum status read_unpacked(struct remote *remote, struct remote_file *file
         close(from);
         cache_remove(folder, &packed);
     }
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s/%s", remote->shown, file->name);
+    return status_prefix(status, "%s/%s", remote->shown, file->name);
 }
 
 /* ---- Opening and closing ---- */
@@ -1295,8 +1256,7 @@ enum status remote_open(const char *url, const struct remote_options *options, s
     if (options && options->prepare)
         TRY(options->prepare(url));
     struct remote *opened = *remote = calloc(1, sizeof *opened);
-    if (!opened)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(opened));
     if (options)
         opened->options = *options;
     if (!opened->options.option)
@@ -1351,7 +1311,8 @@ static enum status known_file(struct remote *remote, const char *name, struct re
     while (file && file->examining)
         pthread_cond_wait(&remote->done, &remote->lock);
     pthread_mutex_unlock(&remote->lock);
-    return file ? examine_alone(remote, file, TRIES) : out_of_memory();
+    TRY(REMOTE_ALLOCATED(file));
+    return examine_alone(remote, file, TRIES);
 }
 
 void remote_ask_size(struct remote *remote, const char *name)
@@ -1429,8 +1390,7 @@ enum status remote_begin(struct remote *remote, const char *name, uint64_t first
                           "%s/%s: bytes %" PRIu64 " to %" PRIu64 " of %" PRIu64 " cannot be read",
                           remote->shown, name, first, first + bytes, file->version.bytes);
     struct transfer *transfer = calloc(1, sizeof *transfer);
-    if (!transfer)
-        return out_of_memory();
+    TRY(REMOTE_ALLOCATED(transfer));
     *transfer = (struct transfer){.file = file,
                                   .fd = -1,
                                   .to = to,
@@ -1481,12 +1441,7 @@ enum status remote_text(struct remote *remote, const char *name, uint64_t limit,
     int fd;
     TRY(remote_fd(remote, name, NULL, &fd));
     *text = malloc(bytes + 1);
-    bool done = *text != NULL;
-    for (*size = 0; done && *size < bytes;) {
-        ssize_t count = pread(fd, *text + *size, bytes - *size, (off_t)*size);
-        done = count > 0;
-        *size += done ? (size_t)count : 0;
-    }
+    const bool done = *text && file_read_at(fd, *text, bytes, 0, size) && *size == bytes;
     remote_done(remote, fd);
     if (!done)
         return status_set(STATUS_FAILED, "%s/%s: cannot read it", remote->shown, name);

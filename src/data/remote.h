@@ -20,17 +20,14 @@
 #define REMOTE_CACHE_BYTES OPTION_OR_FIELD("--cache-bytes", "cache_bytes")
 
 /* Rows of the option tables of workloads that use a cache; `dir` and `bytes` are offsets of their values. */
-#define CACHE_OPTIONS(dir, bytes, also)                                                                  \
-    {"cache-dir", "DIR", OPTION_TEXT, dir,                                                               \
-     .help = "folder that keeps the shards of a URL, and unpacked copies of shards that are compressed " \
-             "(.tar.gz, .tgz, .tar.zst, .tzst); otherwise, every run downloads shards again, and "       \
-             "unpacks them in memory" also},                                                             \
-    {                                                                                                    \
-        "cache-bytes", "N[K|M|G]", OPTION_BYTES, bytes,                                                  \
-            .fallback = "0", .maximum = 1e18,                                                            \
-            .help = "maximum size of --cache-dir; the least recently used shards are removed first. 0 "  \
-                    "means no limit"                                                                     \
-    }
+#define CACHE_OPTIONS(dir, bytes, also)                                                                      \
+    OPTION_ROW("cache-dir", "DIR", OPTION_TEXT, dir,                                                         \
+               .help = "folder that keeps the shards of a URL, and unpacked copies of shards that are "      \
+                       "compressed (.tar.gz, .tgz, .tar.zst, .tzst); otherwise, every run downloads shards " \
+                       "again, and unpacks them in memory" also),                                            \
+        OPTION_ROW("cache-bytes", "N[K|M|G]", OPTION_BYTES, bytes, .fallback = "0", .maximum = 1e18,         \
+                   .help = "maximum size of --cache-dir; the least recently used shards are removed first. " \
+                           "0 means no limit")
 
 /* Another thread sets `set` to end all functions below that wait: they return STATUS_FAILED within about a
  * second. */

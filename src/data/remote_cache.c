@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <libgen.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/file.h"
 #include "data/checksum.h"
 #include "machine/host.h"
@@ -33,7 +33,7 @@
 
 /* The entries that this process has verified; protected by process_lock(). */
 static uint64_t *verified;
-static size_t verified_count, verified_room;
+static size_t verified_count;
 
 /* Returns whether a file name consists of `hashes` (1 or 2) hashes, as this file writes them, and `end`. The
  * folder may also contain files of the user, which must stay as they are. */
@@ -107,13 +107,7 @@ static bool is_verified(uint64_t source, bool add)
     process_lock();
     for (size_t i = 0; i < verified_count && !found; i++)
         found = verified[i] == source;
-    if (add && !found && verified_count == verified_room) {
-        size_t room = verified_room ? 2 * verified_room : 64;
-        uint64_t *larger = realloc(verified, room * sizeof *verified);
-        verified = larger ? larger : verified;
-        verified_room = larger ? room : verified_room;
-    }
-    if (add && !found && verified_count < verified_room)
+    if (add && !found && array_grow(&verified, verified_count, sizeof *verified))
         verified[verified_count++] = source;
     process_unlock();
     return found;
@@ -235,7 +229,6 @@ static void remove_stale(int folder, const char *name)
 /* Lists the entries of the folder and adds up the sizes of entries and drafts. Ignores all other files. */
 static enum status list_entries(DIR *stream, struct old **list, size_t *count, uint64_t *bytes)
 {
-    size_t room = 0;
     for (struct dirent *entry; (entry = readdir(stream));) {
         struct stat info;
         const bool draft = is_name(entry->d_name, 1, DRAFT_END);
@@ -248,12 +241,7 @@ static enum status list_entries(DIR *stream, struct old **list, size_t *count, u
         *bytes += (uint64_t)info.st_size; /* another process is writing this draft, if it is one */
         if (draft)
             continue;
-        if (*count == room) {
-            room = room ? 2 * room : 256;
-            struct old *larger = realloc(*list, room * sizeof **list);
-            TRY(ALLOCATED(larger, "out of memory for the list of the cache"));
-            *list = larger;
-        }
+        TRY(ALLOCATED(array_grow(list, *count, sizeof **list), "out of memory for the list of the cache"));
         struct old *old = &(*list)[(*count)++];
         strcpy(old->name, entry->d_name);
         old->used = info.st_mtim;
@@ -295,8 +283,7 @@ static enum status wait_for_others(const struct cache_stop *stop, const char *pa
 }
 
 /* Locks an open file. Tries again at intervals of at most `most_ns` while another process holds the lock.
- * Sets
- * `*locked` to false, and errno, if the file system has no locks. */
+ * Sets `*locked` to false, and errno, if the file system has no locks. */
 static enum status lock_file(int fd, const char *path, long most_ns, const struct cache_stop *stop,
                              bool *locked)
 {
@@ -358,8 +345,7 @@ enum status cache_open(const char *folder, bool frozen)
 {
     struct stat info;
     if (frozen && access(folder, F_OK) != 0 && errno == ENOENT) {
-        enum status status = file_check_new_folder(folder);
-        return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", REMOTE_CACHE_DIR);
+        return status_prefix(file_check_new_folder(folder), "%s", REMOTE_CACHE_DIR);
     }
     if (!frozen && mkdir(folder, 0777) != 0 && errno != EEXIST) {
         const int cause = errno;

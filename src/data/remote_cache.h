@@ -60,8 +60,7 @@ enum status cache_begin(const char *folder, const struct cache_entry *entry, uin
                         const struct cache_stop *stop, struct cache_draft *draft, int *fd);
 
 /* Appends bytes to a draft of unknown size, after making room for them. STATUS_USAGE if they exceed the
- * limit.
- */
+ * limit. */
 enum status cache_append(const char *folder, uint64_t limit, const struct cache_stop *stop,
                          struct cache_draft *draft, const void *bytes, size_t size);
 

@@ -1,6 +1,5 @@
 #include "data/resample.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,7 +89,6 @@ static uint8_t shifted(int32_t sum, uint32_t bits)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-/* Resizes a row. */
 static void resize_row(const struct resampler *resampler, const uint8_t *pixels, uint8_t *out)
 {
     const struct resample_axis *axis = &resampler->across;

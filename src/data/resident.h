@@ -5,7 +5,6 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "core/portable.h"
@@ -38,8 +37,7 @@ FDSL_C_BEGIN
 
 /* Returns how many samples are kept in at most `limit` bytes: as many of the first ones as fit. Sets `*bytes`
  * to the memory that they need, with 8 bytes for each member. Depends on nothing but the sizes of the
- * members.
- */
+ * members. */
 uint32_t resident_fit(const struct resident_samples *samples, uint64_t limit, uint64_t *bytes);
 
 /* Allocates the memory for the samples that fit into `limit` bytes; the system provides it when it is used.

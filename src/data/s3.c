@@ -4,8 +4,6 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #ifdef HAVE_CRYPTO
 #include <openssl/evp.h>
@@ -16,6 +14,7 @@
 #endif
 
 #include "core/file.h"
+#include "core/text.h"
 
 #define DIGEST_BYTES 32
 #define HEX_BYTES    (2 * DIGEST_BYTES + 1)
@@ -37,15 +36,6 @@ static enum status set_value(const struct setting *setting, const char *name, co
         return status_set(STATUS_USAGE, "%s is longer than %zu characters", name, setting->room - 1);
     memcpy(setting->value, value, strlen(value) + 1);
     return STATUS_OK;
-}
-
-static char *trim(char *text)
-{
-    while (*text == ' ' || *text == '\t')
-        text++;
-    for (size_t end = strlen(text); end > 0 && strchr(" \t\r\n", text[end - 1]); end--)
-        text[end - 1] = '\0';
-    return text;
 }
 
 /* Settings of a profile that name another source of keys, which is not read. */
@@ -96,6 +86,7 @@ static enum status read_profile(const char *variable, const char *name, const st
         return STATUS_OK;
     setvbuf(file, NULL, _IONBF, 0); /* a buffer of stdio would keep a copy of the secret */
     while (status == STATUS_OK && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\r\n")] = '\0';
         char *text = trim(line), *end = strchr(text, ']');
         if (*text == '[' && end) {
             *end = '\0';
@@ -106,7 +97,7 @@ static enum status read_profile(const char *variable, const char *name, const st
     }
     explicit_bzero(line, sizeof line);
     fclose(file);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path ? path : usual);
+    return status_prefix(status, "%s", path ? path : usual);
 }
 
 /* Sets each setting to its variable, or to "". */
@@ -136,11 +127,10 @@ enum status s3_find_credentials(struct s3_credentials *credentials)
         if (!*credentials->key)
             TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 3, &found, &other));
         if (!found && profile)
-            return status_set(
-                STATUS_USAGE,
-                "AWS_PROFILE: no profile '%s' in ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE) "
-                "or ~/.aws/config (AWS_CONFIG_FILE)",
-                profile);
+            return status_set(STATUS_USAGE,
+                              "AWS_PROFILE: no profile '%s' in ~/.aws/credentials "
+                              "(AWS_SHARED_CREDENTIALS_FILE) or ~/.aws/config (AWS_CONFIG_FILE)",
+                              profile);
         if (!*credentials->key && other)
             return status_set(STATUS_USAGE,
                               "AWS_PROFILE: the profile '%s' takes its keys from %s, which is not read; set "
@@ -170,19 +160,26 @@ enum status s3_find_google_credentials(struct s3_credentials *credentials)
                             *credentials->key ? "the first" : "the second");
 }
 
-enum status s3_find_endpoint(char endpoint[S3_FIELD_MAX], const char **origin)
+/* Sets a setting to the first of two variables that is set, or to that of the profile. Sets `*origin` to
+ * where an endpoint comes from. */
+static enum status read_first(const struct setting settings[2], const char **origin)
 {
-    const struct setting settings[] = {{"AWS_ENDPOINT_URL_S3", "endpoint_url", endpoint, S3_FIELD_MAX},
-                                       {"AWS_ENDPOINT_URL", "endpoint_url", endpoint, S3_FIELD_MAX}};
     bool found = false;
     for (size_t i = 0; i < 2; i++) {
         *origin = settings[i].variable;
         TRY(read_environment(&settings[i], 1));
-        if (*endpoint)
+        if (*settings[i].value)
             return STATUS_OK;
     }
     *origin = "endpoint_url in the file AWS_CONFIG_FILE (~/.aws/config)";
     return read_profile("AWS_CONFIG_FILE", "config", settings, 1, &found, NULL);
+}
+
+enum status s3_find_endpoint(char endpoint[S3_FIELD_MAX], const char **origin)
+{
+    const struct setting settings[] = {{"AWS_ENDPOINT_URL_S3", "endpoint_url", endpoint, S3_FIELD_MAX},
+                                       {"AWS_ENDPOINT_URL", "endpoint_url", endpoint, S3_FIELD_MAX}};
+    return read_first(settings, origin);
 }
 
 enum status s3_find_google_endpoint(char endpoint[S3_FIELD_MAX], const char **origin)
@@ -197,13 +194,8 @@ enum status s3_find_region(char region[S3_FIELD_MAX])
 {
     const struct setting settings[] = {{"AWS_REGION", "region", region, S3_FIELD_MAX},
                                        {"AWS_DEFAULT_REGION", "region", region, S3_FIELD_MAX}};
-    bool found = false;
-    for (size_t i = 0; i < 2; i++) {
-        TRY(read_environment(&settings[i], 1));
-        if (*region)
-            return STATUS_OK;
-    }
-    TRY(read_profile("AWS_CONFIG_FILE", "config", settings, 1, &found, NULL));
+    const char *origin;
+    TRY(read_first(settings, &origin));
     return *region ? STATUS_OK : set_value(settings, "region", "us-east-1");
 }
 

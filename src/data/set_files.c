@@ -1,10 +1,8 @@
 #include "data/set_files.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -433,19 +431,11 @@ static enum status check_unchanged(struct set_files *files, const struct dataset
 static enum status read_at(struct set_files *files, const struct dataset_member *member, int fd,
                            const struct entry *entry, uint64_t size, uint8_t *bytes)
 {
-    for (uint64_t done = 0; done < size;) {
-        ssize_t count = pread(fd, bytes + done, size - done, (off_t)(member->offset + done));
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count < 0)
-            return fail(files, member, strerror(errno));
-        if (count == 0) {
-            TRY(check_unchanged(files, member, fd, entry));
-            return fail(files, member, "the file ends inside a member");
-        }
-        done += (uint64_t)count;
-    }
-    return check_unchanged(files, member, fd, entry);
+    size_t done;
+    if (!file_read_at(fd, bytes, size, member->offset, &done))
+        return fail(files, member, strerror(errno));
+    TRY(check_unchanged(files, member, fd, entry));
+    return done == size ? STATUS_OK : fail(files, member, "the file ends inside a member");
 }
 
 static enum status read_shard(struct set_files *files, const struct dataset_member *member, uint64_t size,

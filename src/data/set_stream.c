@@ -7,7 +7,6 @@
  * their sizes: it gives each one its place, and enlarges the memory if necessary. */
 #include "data/set_stream_parts.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -412,8 +411,7 @@ static void open_epoch(struct set_stream *self)
 }
 
 /* Returns whether stream_next() would return at once. Sets `*slot` to the next batch, NULL if it is not
- * listed.
- */
+ * listed. */
 static bool is_ready(const struct set_stream *self, struct slot **slot)
 {
     const bool listed = self->taken < self->listed;
@@ -802,12 +800,11 @@ static enum status check_kept(const struct set_stream_request *request)
     const char *why = request->output               ? OPTION_OR_FIELD("--rand-augment", "rand_augment")
                       : mixing_on(&request->mixing) ? "mixtures in host memory"
                                                     : NULL;
-    return request->device_bytes == 0 || !why
-               ? STATUS_OK
-               : status_set(
-                     STATUS_USAGE,
-                     "%s keeps images that are the same in each epoch, not those of %s; drop one of them",
-                     OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"), why);
+    if (request->device_bytes == 0 || !why)
+        return STATUS_OK;
+    return status_set(STATUS_USAGE,
+                      "%s keeps images that are the same in each epoch, not those of %s; drop one of them",
+                      OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"), why);
 }
 
 static enum status check_request(const struct set_stream_request *request)
@@ -824,9 +821,8 @@ static enum status check_request(const struct set_stream_request *request)
                           fit->res, fit->res, fit->channels);
     TRY(check_share(request));
     if (fit->filter != RESAMPLE_BILINEAR && (request->device_share > 0 || request->device_bytes > 0))
-        return status_set(STATUS_USAGE,
-                          "a device crops images by the bilinear filter only; use --decoder cpu, "
-                          "and no --resident-device-bytes, or --interpolation bilinear");
+        return status_set(STATUS_USAGE, "a device crops images by the bilinear filter only; use --decoder "
+                                        "cpu, and no --resident-device-bytes, or --interpolation bilinear");
     if (request->output && (request->type != DTYPE_U8 || request->channels > IMAGE_OUTPUT_CHANNELS_MAX ||
                             (request->depth != 1 && request->output->rand.operations > 0)))
         return status_set(STATUS_USAGE, "a stream can only convert images of bytes with up to %d channels",
@@ -840,9 +836,8 @@ static enum status check_request(const struct set_stream_request *request)
                           OPTION_OR_FIELD("--resident-device-bytes", "resident_device_bytes: it"),
                           request->dataset->multi_hot ? "multi-hot labels" : "masks");
     if (set_stream_masks(request) && mixing_on(&request->mixing))
-        return status_set(STATUS_USAGE,
-                          "a stream cannot mix images that have masks or multi-hot labels; mix their batches "
-                          "in the training loop");
+        return status_set(STATUS_USAGE, "a stream cannot mix images that have masks or multi-hot labels; mix "
+                                        "their batches in the training loop");
     if (set_stream_masks(request) && !request->dataset->multi_hot &&
         (request->depth != 1 || (request->output && request->output->rand.operations > 0)))
         return status_set(STATUS_USAGE, "a stream cannot distort images that have masks");
@@ -1118,7 +1113,6 @@ enum status set_stream_open(const struct set_stream_request *request, struct str
 
 /* ---- The shape of the samples ---- */
 
-/* Decodes the image of a sample. */
 static enum status decode_sample(const struct set_stream_request *request, uint32_t number,
                                  struct plain *plain, struct image_scratch *scratch, uint8_t **bytes,
                                  struct image *image)
@@ -1137,7 +1131,7 @@ static enum status decode_sample(const struct set_stream_request *request, uint3
     if (status == STATUS_OK && !is_image)
         status = status_set(STATUS_FAILED, "its %s is neither an image nor an array of an image",
                             member->extension);
-    return status == STATUS_OK ? STATUS_OK : dataset_at(request->dataset, sample, member, status);
+    return dataset_at(request->dataset, sample, member, status);
 }
 
 /* Compares the shapes of some images with that of the first one, so that a set with several sizes fails
@@ -1154,8 +1148,7 @@ static enum status compare_shapes(const struct set_stream_request *request, stru
         if (decode_sample(request, number, plain, scratch, bytes, &image) != STATUS_OK)
             continue;
         const enum status status = set_load_check_shape(request, &image);
-        if (status != STATUS_OK)
-            return dataset_at(dataset, sample, &dataset->members[sample->member + sample->image], status);
+        TRY(dataset_at(dataset, sample, &dataset->members[sample->member + sample->image], status));
     }
     return STATUS_OK;
 }
@@ -1204,12 +1197,11 @@ enum status set_stream_find_shape(struct set_stream_request *request)
 static enum status refuse_shards(bool cached, uint64_t bytes, uint64_t limit)
 {
     return cached
-               ? status_set(
-                     STATUS_USAGE,
-                     "%s is %llu, but the shards of %s have %llu bytes, which are read in random order: most "
-                     "would be downloaded again and again; raise %s to at least %llu",
-                     REMOTE_CACHE_BYTES, (unsigned long long)limit, OPTION_OR_FIELD("--data", "path"),
-                     (unsigned long long)bytes, REMOTE_CACHE_BYTES, (unsigned long long)bytes)
+               ? status_set(STATUS_USAGE,
+                            "%s is %llu, but the shards of %s have %llu bytes, which are read in random "
+                            "order: most would be downloaded again and again; raise %s to at least %llu",
+                            REMOTE_CACHE_BYTES, (unsigned long long)limit, OPTION_OR_FIELD("--data", "path"),
+                            (unsigned long long)bytes, REMOTE_CACHE_BYTES, (unsigned long long)bytes)
                : status_set(
                      STATUS_USAGE,
                      "%s: the server sends no ranges of the shards, which have %llu bytes, but only %llu "

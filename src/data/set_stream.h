@@ -244,40 +244,31 @@ FDSL_C_END
 #define STREAM_LANES          64    /* default of --lanes of streams */
 #define STREAM_TEXT(tokens)   #tokens
 #define STREAM_TEXT_OF(macro) STREAM_TEXT(macro)
-#define STREAM_LANES_OPTION(at, stream)                                                                   \
-    {                                                                                                     \
-        "lanes", "N", OPTION_COUNT, at,                                                                   \
-            .fallback = STREAM_TEXT_OF(STREAM_LANES), .minimum = 1, .maximum = 1 << 20, .column = COLUMN, \
-            .help = "number of positions from which " stream                                              \
-                    " reads the data set in parallel; a batch takes samples from all of them in turn"     \
-    }
-#define STREAM_SHARE_OPTION(at, apart)                                                                      \
-    {                                                                                                       \
-        "device-share", "S", OPTION_REAL, at,                                                               \
-            .maximum = 1, .column = apart,                                                                  \
-            .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode the " \
-                    "others. Which samples these are depends only on their numbers (default: 0.85 with "    \
-                    "hardware, 0.25 with hybrid, 0 with cpu)"                                               \
-    }
+#define STREAM_LANES_OPTION(at, stream)                                                                \
+    OPTION_ROW("lanes", "N", OPTION_COUNT, at, .fallback = STREAM_TEXT_OF(STREAM_LANES), .minimum = 1, \
+               .maximum = 1 << 20, .column = COLUMN,                                                   \
+               .help = "number of positions from which " stream                                        \
+                       " reads the data set in parallel; a batch takes samples from all of them in turn")
+#define STREAM_SHARE_OPTION(at, apart)                                                                     \
+    OPTION_ROW("device-share", "S", OPTION_REAL, at, .maximum = 1, .column = apart,                        \
+               .help = "share of the samples that --decoder hardware or hybrid decodes; --threads decode " \
+                       "the others. Which samples these are depends only on their numbers (default: 0.85 " \
+                       "with hardware, 0.25 with hybrid, 0 with cpu)")
 /* `stream` names what keeps the files in host memory; `more` is added to the help. */
-#define STREAM_RESIDENT_OPTION(at, stream, more)                                                             \
-    {                                                                                                        \
-        "resident-bytes", "N[K|M|G]|all", OPTION_BYTES, at,                                                  \
-            .minimum = 1, .maximum = 1e18, .choices = option_all, .column = COLUMN,                          \
-            .help = "memory of each rank in which " stream " keeps the files of the first samples, as many " \
-                    "as fit; it reads the rest in each epoch. all keeps all files" more                      \
-    }
-#define STREAM_DEVICE_OPTION(at, stream)                                                                    \
-    {                                                                                                       \
-        "resident-device-bytes", "N[K|M|G]", OPTION_BYTES, at,                                              \
-            .minimum = 1, .maximum = 1e18, .column = COLUMN,                                                \
-            .help = "memory of the GPU in which " stream " keeps samples after they were read, as many as " \
-                    "fit; it reads the rest in each epoch. With random crops, whole images are kept"        \
-    }
-#define STREAM_PREFETCH_OPTION(at, stream)                                                                   \
-    {                                                                                                        \
-        "prefetch", "N", OPTION_COUNT, at, .fallback = "2", .minimum = 1, .maximum = 1024, .column = COLUMN, \
-                                           .help = "batches that " stream " decodes in advance"              \
-    }
+#define STREAM_RESIDENT_OPTION(at, stream, more)                                                           \
+    OPTION_ROW("resident-bytes", "N[K|M|G]|all", OPTION_BYTES, at, .minimum = 1, .maximum = 1e18,          \
+               .choices = option_all, .column = COLUMN,                                                    \
+               .help = "memory of each rank in which " stream                                              \
+                       " keeps the files of the first samples, as many as fit; it reads the rest in each " \
+                       "epoch. all keeps all files" more)
+#define STREAM_DEVICE_OPTION(at, stream)                                                                 \
+    OPTION_ROW("resident-device-bytes", "N[K|M|G]", OPTION_BYTES, at, .minimum = 1, .maximum = 1e18,     \
+               .column = COLUMN,                                                                         \
+               .help = "memory of the GPU in which " stream                                              \
+                       " keeps samples after they were read, as many as fit; it reads the rest in each " \
+                       "epoch. With random crops, whole images are kept")
+#define STREAM_PREFETCH_OPTION(at, stream)                                                        \
+    OPTION_ROW("prefetch", "N", OPTION_COUNT, at, .fallback = "2", .minimum = 1, .maximum = 1024, \
+               .column = COLUMN, .help = "batches that " stream " decodes in advance")
 
 #endif

@@ -2,7 +2,6 @@
  * decodes its image into the batch, and mixes it. */
 #include "data/set_stream_parts.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -157,8 +156,7 @@ static enum status decode(struct worker *worker, const struct dataset_member *me
                   &worker->scratch, &image, &is_image));
     if (!is_image)
         return status_set(STATUS_FAILED,
-                          "its %s is neither an image nor an array of an image; name another member with "
-                          "%s",
+                          "its %s is neither an image nor an array of an image; name another member with %s",
                           member->extension, OPTION_OR_FIELD("--image", "image"));
     TRY(set_load_check_shape(request, &image));
     TRY(image_check_finite(&image));

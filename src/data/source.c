@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "core/file.h"
-#include "data/image_formats.h"
 #include "data/npy.h"
 
 extern const struct source source_counter, source_synth, source_idx, source_cifar, source_dataset,

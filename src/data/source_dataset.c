@@ -165,7 +165,6 @@ static enum status add_label(const struct copy *copy, const struct dataset_sampl
                                             &copy->dataset.members[sample->member + sample->label], status);
 }
 
-/* Sorts members by extension. */
 static void sort_members(struct source_sample *sample)
 {
     for (size_t i = 1; i < sample->count; i++)
@@ -296,11 +295,10 @@ static enum status rename_image(struct copy *copy, const struct dataset_sample *
              source_extensions[encoding]);
     for (size_t m = 0; m < sample->count; m++)
         if (strcasecmp(sample->members[m].extension, name) == 0)
-            return status_set(
-                STATUS_USAGE,
-                "--encode %s: it has a member '%s' already; choose its members with --image and "
-                "--label, or choose another --encode",
-                source_encodings[encoding], name);
+            return status_set(STATUS_USAGE,
+                              "--encode %s: it has a member '%s' already; choose its members with --image "
+                              "and --label, or choose another --encode",
+                              source_encodings[encoding], name);
     size_t i = 0;
     while (i < copy->extension_count && strcmp(copy->extensions[i], name) != 0)
         i++;
@@ -352,9 +350,7 @@ static enum status resize_all(struct copy *copy, uint64_t first, uint64_t count,
             status = resize_image(&copy->resizing, from, copy->resizing.scratch, &samples[i], &encodings[i]);
         if (status == STATUS_OK)
             status = rename_image(copy, from, encodings[i], &samples[i]);
-        if (status != STATUS_OK)
-            return dataset_at(dataset, from, &dataset->members[from->member + (has ? from->image : 0)],
-                              status);
+        TRY(dataset_at(dataset, from, &dataset->members[from->member + (has ? from->image : 0)], status));
     }
     return STATUS_OK;
 }
@@ -388,10 +384,7 @@ static enum status check_mask(const struct dataset *dataset, const struct datase
     const enum status status =
         has ? image_check_mask(made->members[sample->label].bytes, made->members[sample->label].size)
             : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
-    return status == STATUS_OK
-               ? STATUS_OK
-               : dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)],
-                            status);
+    return dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)], status);
 }
 
 static enum status dataset_source_make(void *state, uint64_t first, uint64_t count,
@@ -505,8 +498,7 @@ static enum status check_extensions(const struct dataset *dataset)
             const bool named = dataset->columns && m == dataset->samples[i].image; /* see name_image() */
             enum status status = index_extensions_add(&extensions, named ? members_format(member->extension)
                                                                          : member->extension);
-            if (status != STATUS_OK)
-                return status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name);
+            TRY(status_prefix(status, "%s/%s", dataset->path, dataset->files[member->file].name));
         }
     return STATUS_OK;
 }
@@ -555,9 +547,8 @@ static enum status open_source(const struct source_request *request, const struc
 static enum status check_permute(const struct dataset_values *parameters)
 {
     return parameters->permute
-               ? status_set(STATUS_USAGE,
-                            "--permute would transfer a shard for each sample of a URL; copy the "
-                            "data set without --permute, then permute the copy")
+               ? status_set(STATUS_USAGE, "--permute would transfer a shard for each sample of a URL; copy "
+                                          "the data set without --permute, then permute the copy")
                : STATUS_OK;
 }
 

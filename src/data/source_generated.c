@@ -2,7 +2,6 @@
  * `clips`, moving blobs. Each sample is a pure function of (seed, number), bit-identical on every machine. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,9 +61,8 @@ static const struct option_spec counter_options[] = {
      .maximum = 18446744073709551615.0, .column = COLUMN, .help = "seed of the values"},
     {"classes", "N", OPTION_COUNT, offsetof(struct counter_values, classes), .fallback = "10",
      .maximum = 2147483647, .column = COLUMN,
-     .help =
-         "number of labels: sample n has the label n mod N, so that the set can also be trained on. 0: no "
-         "labels"},
+     .help = "number of labels: sample n has the label n mod N, so that the set can also be trained on. 0: "
+             "no labels"},
 };
 
 struct counter {
@@ -152,6 +150,16 @@ const struct source source_counter = {
     .make_one = make_counter,
     .describe = counter_describe,
 };
+
+/* ---- digits and clips ---- */
+
+#define GENERATED_SOURCE(word, about, which)                                                            \
+    {                                                                                                   \
+        .name = word, .summary = about, .options = which##_options,                                     \
+        .option_count = COUNT_OF(which##_options), .parameters_bytes = sizeof(struct generated_values), \
+        .columns = source_label_columns, .open = which##_open, .close = free, .make_one = which##_make, \
+        .label = which##_label                                                                          \
+    }
 
 /* ---- digits ----
  * The source `digits`: an unlimited number of images of 28 x 28 bytes in ten classes. Each image shows a
@@ -266,7 +274,7 @@ static uint64_t digits_label(const void *state, uint64_t number)
     return number % DIGIT_CLASSES;
 }
 
-static enum status make_digit(const void *state, uint64_t number, struct source_sample *sample)
+static enum status digits_make(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct generated_values *parameters = state;
     const struct png_shape shape = {DIGIT_SIDE, DIGIT_SIDE, 1};
@@ -296,18 +304,7 @@ static const struct option_spec digits_options[] = {
      .help = "file format of an image. jpeg has quality 90. KIND is one of"},
 };
 
-const struct source source_digits = {
-    .name = "digits",
-    .summary = "generated digits, drawn as strokes",
-    .options = digits_options,
-    .option_count = COUNT_OF(digits_options),
-    .parameters_bytes = sizeof(struct generated_values),
-    .columns = source_label_columns,
-    .open = digits_open,
-    .close = free,
-    .make_one = make_digit,
-    .label = digits_label,
-};
+const struct source source_digits = GENERATED_SOURCE("digits", "generated digits, drawn as strokes", digits);
 
 /* ---- clips ----
  * The source `clips`: a blob moves across eight frames of 16 x 16 float16 values. The class is one of eight
@@ -365,7 +362,7 @@ static uint64_t clips_label(const void *state, uint64_t number)
     return number % CLIP_WAYS;
 }
 
-static enum status make_clip(const void *state, uint64_t number, struct source_sample *sample)
+static enum status clips_make(const void *state, uint64_t number, struct source_sample *sample)
 {
     const struct generated_values *parameters = state;
     uint16_t halves[CLIP_FRAMES * CLIP_SIDE * CLIP_SIDE];
@@ -389,15 +386,5 @@ static const struct option_spec clips_options[] = {
      .maximum = 18446744073709551615.0, .column = COLUMN, .help = "seed of all clips"},
 };
 
-const struct source source_clips = {
-    .name = "clips",
-    .summary = "clips of a blob that moves in one of eight directions, f16 (1, 8, 16, 16)",
-    .options = clips_options,
-    .option_count = COUNT_OF(clips_options),
-    .parameters_bytes = sizeof(struct generated_values),
-    .columns = source_label_columns,
-    .open = clips_open,
-    .close = free,
-    .make_one = make_clip,
-    .label = clips_label,
-};
+const struct source source_clips = GENERATED_SOURCE(
+    "clips", "clips of a blob that moves in one of eight directions, f16 (1, 8, 16, 16)", clips);

@@ -245,12 +245,10 @@ static enum status cifar100_open(const struct source_request *request, struct so
 }
 
 #define AT(field) offsetof(struct labelled_values, field)
-#define ENCODE                                                                     \
-    {                                                                              \
-        "encode", "KIND", OPTION_CHOICE, AT(encoding),                             \
-            .fallback = "png", .choices = source_encodings, .column = COLUMN,      \
-            .help = "file format of an image. jpeg has quality 90. KIND is one of" \
-    }
+#define ENCODE                                                                   \
+    OPTION_ROW("encode", "KIND", OPTION_CHOICE, AT(encoding), .fallback = "png", \
+               .choices = source_encodings, .column = COLUMN,                    \
+               .help = "file format of an image. jpeg has quality 90. KIND is one of")
 
 static const struct option_spec idx_options[] = {
     {"source", "FILE", OPTION_TEXT, AT(source), .help = "image file: IDX with byte values, plain or gzipped"},
@@ -272,41 +270,14 @@ static const struct option_spec cifar100_options[] = {
      .column = COLUMN, .help = CIFAR_LABELS_HELP},
 };
 
-const struct source source_idx = {
-    .name = "idx",
-    .summary = "MNIST and similar data sets in IDX files",
-    .options = idx_options,
-    .option_count = COUNT_OF(idx_options),
-    .parameters_bytes = sizeof(struct labelled_values),
-    .columns = source_label_columns,
-    .open = idx_open,
-    .close = labelled_close,
-    .make_one = make_one,
-    .label = labelled_label,
-};
+#define LABELLED_SOURCE(word, about, which)                                                            \
+    {                                                                                                  \
+        .name = word, .summary = about, .options = which##_options,                                    \
+        .option_count = COUNT_OF(which##_options), .parameters_bytes = sizeof(struct labelled_values), \
+        .columns = source_label_columns, .open = which##_open, .close = labelled_close,                \
+        .make_one = make_one, .label = labelled_label                                                  \
+    }
 
-const struct source source_cifar = {
-    .name = "cifar",
-    .summary = "CIFAR-10 in its binary format",
-    .options = cifar_options,
-    .option_count = COUNT_OF(cifar_options),
-    .parameters_bytes = sizeof(struct labelled_values),
-    .columns = source_label_columns,
-    .open = cifar_open,
-    .close = labelled_close,
-    .make_one = make_one,
-    .label = labelled_label,
-};
-
-const struct source source_cifar100 = {
-    .name = "cifar100",
-    .summary = "CIFAR-100 in its binary format",
-    .options = cifar100_options,
-    .option_count = COUNT_OF(cifar100_options),
-    .parameters_bytes = sizeof(struct labelled_values),
-    .columns = source_label_columns,
-    .open = cifar100_open,
-    .close = labelled_close,
-    .make_one = make_one,
-    .label = labelled_label,
-};
+const struct source source_idx = LABELLED_SOURCE("idx", "MNIST and similar data sets in IDX files", idx);
+const struct source source_cifar = LABELLED_SOURCE("cifar", "CIFAR-10 in its binary format", cifar);
+const struct source source_cifar100 = LABELLED_SOURCE("cifar100", "CIFAR-100 in its binary format", cifar100);

@@ -46,25 +46,22 @@ struct member {
     bool wide;
 };
 
-#define WIDE(name, said, option, base)                                       \
-    {                                                                        \
-#name, said, option, offsetof(struct stream_state, name), base, true \
-    }
-#define NARROW(name, said, option)                                          \
-    {                                                                       \
-#name, said, option, offsetof(struct stream_state, name), 10, false \
+#define MEMBER(name, said, option, base)                                \
+    {                                                                   \
+#name, said, option, offsetof(struct stream_state, name), base, \
+            sizeof((struct stream_state *)0)->name == sizeof(uint64_t)  \
     }
 static const struct member members[] = {
-    WIDE(epoch, NULL, NULL, 10),
-    WIDE(sample, NULL, NULL, 10),
-    WIDE(samples, "number of samples", NULL, 10),
-    WIDE(seed, "seed", "--seed", 10),
-    WIDE(data, NULL, NULL, 16),
-    WIDE(transform, NULL, NULL, 16),
-    NARROW(global_batch, "global batch (batch_size * world_size)", NULL),
-    NARROW(shuffle_buffer, "shuffle_buffer (0: no shuffle)", "--shuffle"),
-    NARROW(lanes, "lanes (0: no shuffle)", "--lanes"),
-    NARROW(drop_last, "drop_last", NULL),
+    MEMBER(epoch, NULL, NULL, 10),
+    MEMBER(sample, NULL, NULL, 10),
+    MEMBER(samples, "number of samples", NULL, 10),
+    MEMBER(seed, "seed", "--seed", 10),
+    MEMBER(data, NULL, NULL, 16),
+    MEMBER(transform, NULL, NULL, 16),
+    MEMBER(global_batch, "global batch (batch_size * world_size)", NULL, 10),
+    MEMBER(shuffle_buffer, "shuffle_buffer (0: no shuffle)", "--shuffle", 10),
+    MEMBER(lanes, "lanes (0: no shuffle)", "--lanes", 10),
+    MEMBER(drop_last, "drop_last", NULL, 10),
 };
 
 static uint64_t value_of(const struct stream_state *state, const struct member *member)

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #ifdef HAVE_JANSSON
 #include <jansson.h>
@@ -25,18 +24,15 @@ enum status tensor_file_read(const struct tensor_file *file, uint64_t offset, vo
 {
     if (offset == UINT64_MAX)
         return status_set(STATUS_FAILED, "its values are compressed; save them with numpy.savez()");
-    for (size_t done = 0; done < count;) {
-        ssize_t got = pread(file->fd, (char *)bytes + done, count - done, (off_t)(offset + done));
-        if (got < 0 && errno != EINTR)
-            return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
-        if (got == 0)
-            return status_set(STATUS_FAILED,
-                              "it ends at offset %" PRIu64 ", but %" PRIu64 " bytes are needed; the file was "
-                              "truncated: write it again",
-                              offset + done, offset + count);
-        done += got > 0 ? (size_t)got : 0;
-    }
-    return STATUS_OK;
+    size_t done;
+    if (!file_read_at(file->fd, bytes, count, offset, &done))
+        return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
+    if (done == count)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "it ends at offset %" PRIu64 ", but %" PRIu64
+                      " bytes are needed; the file was truncated: write it again",
+                      offset + done, offset + count);
 }
 
 enum status tensor_file_add(struct tensor_file *file, const struct tensor *tensor)
@@ -155,7 +151,7 @@ enum status tensor_file_open(const char *path, struct tensor_file *file)
     enum status status = open_regular(file);
     if (status == STATUS_OK)
         status = formats[format].list(file);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(status, "%s", path);
 }
 
 void tensor_file_close(struct tensor_file *file)
@@ -425,9 +421,7 @@ static enum status read_tensors(json_t *root, uint64_t data, struct tensor_file 
             continue;
         }
         struct tensor tensor = {.name = NULL};
-        enum status status = read_tensor(entry, file->bytes - data, &tensor);
-        if (status != STATUS_OK)
-            return status_prefix(status, "tensor '%.80s'", name);
+        TRY(status_prefix(read_tensor(entry, file->bytes - data, &tensor), "tensor '%.80s'", name));
         tensor.name = strdup(name);
         TRY(tensor_file_add(file, &tensor));
     }
@@ -463,8 +457,7 @@ enum status safetensors_list(struct tensor_file *file)
     if (size > HEADER_BYTES_MAX)
         return status_set(STATUS_FAILED,
                           "its header has %" PRIu64
-                          " bytes; at most %d are allowed: divide the tensors among "
-                          "several files",
+                          " bytes; at most %d are allowed: divide the tensors among several files",
                           size, HEADER_BYTES_MAX);
     FREED char *text = malloc(size);
     TRY(ALLOCATED(text, "out of memory for its header of %" PRIu64 " bytes", size));

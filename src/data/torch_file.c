@@ -45,14 +45,14 @@ struct pickle {
     uint64_t arrays;             /* of NumPy, which are not read */
 };
 
-#define VALUES_MAX    8000000 /* maximum number of values per pickle: 450 MB, without the lists of items */
-#define BLOCK_VALUES  1000
-#define ORDERED_DICT  "collections OrderedDict"
-#define DEFAULT_DICT  "collections defaultdict"
-#define NUMPY_ARRAY   "numpy.core.multiarray _reconstruct"
-#define NUMPY_2_ARRAY "numpy._core.multiarray _reconstruct"
-#define OUT_OF_MEMORY status_set(STATUS_EXHAUSTED, "out of memory for its pickle")
-#define TRUNCATED     status_set(STATUS_FAILED, "its pickle is truncated")
+#define VALUES_MAX             8000000 /* maximum number of values per pickle: 450 MB, without the lists of items */
+#define BLOCK_VALUES           1000
+#define ORDERED_DICT           "collections OrderedDict"
+#define DEFAULT_DICT           "collections defaultdict"
+#define NUMPY_ARRAY            "numpy.core.multiarray _reconstruct"
+#define NUMPY_2_ARRAY          "numpy._core.multiarray _reconstruct"
+#define PICKLE_ALLOCATED(room) ALLOCATED(room, "out of memory for its pickle")
+#define TRUNCATED              status_set(STATUS_FAILED, "its pickle is truncated")
 
 struct pickle_block {
     struct pickle_block *next;
@@ -92,8 +92,7 @@ static bool pickle_is(const struct pickle_value *value, const char *text)
 
 static enum status push_item(struct pickle_value ***items, size_t *count, struct pickle_value *value)
 {
-    if (!array_grow(items, *count, sizeof **items))
-        return OUT_OF_MEMORY;
+    TRY(PICKLE_ALLOCATED(array_grow(items, *count, sizeof **items)));
     (*items)[(*count)++] = value;
     return STATUS_OK;
 }
@@ -117,8 +116,7 @@ static enum status push_new(struct parser *parser, enum pickle_kind kind, struct
         return status_set(STATUS_FAILED, "its pickle has more than %d values", VALUES_MAX);
     if (index == 0) {
         struct pickle_block *block = calloc(1, sizeof *block);
-        if (!block)
-            return OUT_OF_MEMORY;
+        TRY(PICKLE_ALLOCATED(block));
         block->next = parser->pickle->blocks;
         parser->pickle->blocks = block;
     }
@@ -322,13 +320,12 @@ static enum status do_global(struct parser *parser, size_t unused)
         return STATUS_OK;
     char advice[256];
     advise_saving(parser, advice, sizeof advice);
-    return status_set(
-        STATUS_FAILED,
-        "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
-        "tuples, numbers, strings and a few plain objects are read, and nothing is executed; if you trust "
-        "the file, save only its "
-        "tensors with Python: x = torch.load('FILE', map_location='cpu', weights_only=False), then %s",
-        module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1, advice);
+    return status_set(STATUS_FAILED,
+                      "it needs the Python object '%.*s.%.*s', which is refused: only tensors, dicts, lists, "
+                      "tuples, numbers, strings and a few plain objects are read, and nothing is executed; "
+                      "if you trust the file, save only its tensors with Python: x = torch.load('FILE', "
+                      "map_location='cpu', weights_only=False), then %s",
+                      module < 80 ? module : 80, value->text, name < 80 ? name : 80, module_end + 1, advice);
 }
 
 static enum status do_tuple(struct parser *parser, size_t first)
@@ -599,9 +596,7 @@ static enum status parse(struct parser *parser)
         const uint8_t *code = take(parser, 1);
         if (!code)
             return TRUNCATED;
-        enum status status = step(parser, *code);
-        if (status != STATUS_OK)
-            return status_prefix(status, "offset %zu of its pickle", (size_t)(code - parser->bytes));
+        TRY(status_prefix(step(parser, *code), "offset %zu of its pickle", (size_t)(code - parser->bytes)));
     }
     return parser->stack.count == 0 ? STATUS_OK
                                     : status_set(STATUS_FAILED, "its pickle has values after its end");
@@ -873,7 +868,7 @@ static enum status check_keys(const struct pickle_value *dict)
 {
     FREED const struct pickle_value **keys = malloc((dict->count / 2 + 1) * sizeof(struct pickle_value *));
     size_t count = 0;
-    TRY(ALLOCATED(keys, "out of memory for its pickle"));
+    TRY(PICKLE_ALLOCATED(keys));
     for (size_t i = 0; i < dict->count; i += 2)
         if (dict->items[i]->kind == PICKLE_TEXT)
             keys[count++] = dict->items[i];
@@ -1019,7 +1014,7 @@ static enum status list_archive(struct tensor_file *file, const struct zip *zip)
         return status_set(STATUS_FAILED, "its pickle has %" PRIu64 " bytes; at most %" PRIu64 " are allowed",
                           member->bytes, PICKLE_BYTES_MAX);
     FREED uint8_t *bytes = malloc(member->bytes + 1);
-    TRY(ALLOCATED(bytes, "out of memory for its pickle"));
+    TRY(PICKLE_ALLOCATED(bytes));
     TRY(tensor_file_read(file, member->offset, bytes, member->bytes));
     return torch_list_pickle(bytes, member->bytes, zip, prefix, file);
 }
@@ -1086,10 +1081,9 @@ static enum status check_machine(const struct legacy *legacy)
     for (size_t i = 0; machine->kind == PICKLE_DICT && i < machine->count; i += 2)
         little |= pickle_is(machine->items[i], "little_endian") &&
                   machine->items[i + 1]->kind == PICKLE_BOOL && machine->items[i + 1]->number;
-    return little
-               ? STATUS_OK
-               : status_set(STATUS_FAILED, "it does not say that its values are little-endian: load it with "
-                                           "torch.load() and save it again on such a machine");
+    return little ? STATUS_OK
+                  : status_set(STATUS_FAILED, "it does not say that its values are little-endian: load it "
+                                              "with torch.load() and save it again on such a machine");
 }
 
 static int compare_members(const void *a, const void *b)
@@ -1110,9 +1104,9 @@ static enum status list_storages(const struct pickle *pickle, struct zip *zip)
             const struct pickle_value *key = value->items[0]->items[2];
             const uint64_t values = (uint64_t)value->items[0]->items[4]->number;
             char *name = NULL;
-            if (!array_grow(&zip->members, zip->count, sizeof *zip->members) ||
-                asprintf(&name, "data/%.*s", key->length < 100 ? (int)key->length : 100, key->text) < 0)
-                return OUT_OF_MEMORY;
+            TRY(PICKLE_ALLOCATED(
+                array_grow(&zip->members, zip->count, sizeof *zip->members) &&
+                asprintf(&name, "data/%.*s", key->length < 100 ? (int)key->length : 100, key->text) >= 0));
             zip->members[zip->count++] =
                 (struct zip_member){.name = name, .stored = values, .method = type->bytes};
         }
@@ -1183,7 +1177,7 @@ static enum status list_legacy(struct tensor_file *file)
     CLOSED_BY(legacy_free) struct legacy legacy = {.end = 0};
     CLOSED_BY(storages_free) struct zip zip = {.members = NULL};
     FREED uint8_t *bytes = malloc(most);
-    TRY(ALLOCATED(bytes, "out of memory for its pickle"));
+    TRY(PICKLE_ALLOCATED(bytes));
     enum status status = STATUS_FAILED;
     /* The sizes of the pickles are not known: read more until they are complete. */
     for (uint64_t size = LEGACY_WINDOW; status == STATUS_FAILED; size *= 4) {

@@ -115,9 +115,8 @@ static enum status step_zstd(struct unpacking *self, size_t *got)
     if (code == ZSTD_error_memory_allocation)
         return status_set(STATUS_EXHAUSTED, "out of memory for zstd");
     if (code == ZSTD_error_frameParameter_windowTooLarge)
-        return status_set(STATUS_FAILED,
-                          "the zstd data need a window of more than 128 MiB; compress the shard "
-                          "with zstd --long=27 or less");
+        return status_set(STATUS_FAILED, "the zstd data need a window of more than 128 MiB; compress the "
+                                         "shard with zstd --long=27 or less");
     if (code == ZSTD_error_dictionary_wrong)
         return status_set(STATUS_FAILED, "the zstd data need a dictionary; compress the shard without one");
     return damaged(self, ZSTD_getErrorName(left));
@@ -265,13 +264,9 @@ static enum status append_to_memory(struct writing *writing, const void *bytes, 
 {
     if (writing->bytes / CHECK_BYTES != (writing->bytes + size) / CHECK_BYTES)
         TRY(memory_check(CHECK_BYTES, "a shard that is unpacked in memory", UNPACK_REMEDY));
-    for (size_t done = 0; done < size;) {
-        const ssize_t count = write(writing->memory, (const char *)bytes + done, size - done);
-        if (count < 0 && errno != EINTR)
-            return status_set(STATUS_EXHAUSTED, "cannot unpack into memory: %s; %s", strerror(errno),
-                              UNPACK_REMEDY);
-        done += count > 0 ? (size_t)count : 0;
-    }
+    if (!file_write_all(writing->memory, bytes, size))
+        return status_set(STATUS_EXHAUSTED, "cannot unpack into memory: %s; %s", strerror(errno),
+                          UNPACK_REMEDY);
     writing->bytes += size;
     return STATUS_OK;
 }

@@ -1,7 +1,6 @@
 /* Decodes WebP files with libwebp. */
 #include "data/image_formats.h"
 
-#include <inttypes.h>
 #include <string.h>
 #ifdef HAVE_WEBP
 #include <webp/decode.h>
@@ -56,8 +55,7 @@ static enum status begin(const uint8_t *bytes, size_t size, WebPBitstreamFeature
         return failure(code);
     return features->has_animation
                ? status_set(STATUS_FAILED,
-                            "an animated WebP image has several pictures; only single pictures "
-                            "are decoded")
+                            "an animated WebP image has several pictures; only single pictures are decoded")
                : STATUS_OK;
 }
 

@@ -427,12 +427,11 @@ static enum status check_end(struct reader *reader, const struct zip_member *mem
         TRY(inflate_some(reader, &excess, 1, &got));
     if (got > 0 || reader->left > 0 || reader->stream.avail_in > 0)
         return status_set(STATUS_FAILED, "its data has more than %" PRIu64 " bytes" AGAIN, member->bytes);
-    return reader->crc == member->crc
-               ? STATUS_OK
-               : status_set(
-                     STATUS_FAILED,
-                     "its data has the CRC %08x, but the archive lists %08x: the file is damaged" AGAIN,
-                     reader->crc, member->crc);
+    if (reader->crc == member->crc)
+        return STATUS_OK;
+    return status_set(STATUS_FAILED,
+                      "its data has the CRC %08x, but the archive lists %08x: the file is damaged" AGAIN,
+                      reader->crc, member->crc);
 }
 
 /* Reads a whole member: `skipped` bytes that are only hashed, then the others to `to`. If `to` is NULL, all
@@ -497,9 +496,7 @@ static enum status list_arrays(struct tensor_file *file, const struct zip *zip)
         struct tensor tensor = {.name = NULL};
         if (!text_ends_in(member->name, ".npy"))
             continue;
-        enum status status = read_array(file, member, &tensor);
-        if (status != STATUS_OK)
-            return status_prefix(status, "array '%.80s'", member->name);
+        TRY(status_prefix(read_array(file, member, &tensor), "array '%.80s'", member->name));
         tensor.name = strndup(member->name, strlen(member->name) - strlen(".npy"));
         TRY(tensor_file_add(file, &tensor));
     }

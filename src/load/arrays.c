@@ -23,7 +23,7 @@ struct inspection {
     uint8_t *head;           /* HEAD_BYTES_MAX bytes */
 };
 
-/* Prepends the file, the sample and the member to the error message. */
+/* Prepends the file, the sample and the member to the error message, unless `status` is STATUS_OK. */
 static enum status about(const struct inspection *inspection, const struct dataset_sample *sample,
                          const struct dataset_member *member, enum status status)
 {
@@ -35,12 +35,11 @@ static enum status about(const struct inspection *inspection, const struct datas
 /* Sets the message for an image that GPU variants do not accept. */
 static enum status unfit(const struct dataset_member *image)
 {
-    return status_set(
-        STATUS_USAGE,
-        "without --decode, a GPU variant reads only .npy arrays, but this member is '%s'; choose an array "
-        "with --image npy, prepare the data set with --encode npy, or use --variant shards-gpu or shards-omp "
-        "with --decode --out-res PIXELS",
-        image->extension);
+    return status_set(STATUS_USAGE,
+                      "without --decode, a GPU variant reads only .npy arrays, but this member is '%s'; "
+                      "choose an array with --image npy, prepare the data set with --encode npy, or use "
+                      "--variant shards-gpu or shards-omp with --decode --out-res PIXELS",
+                      image->extension);
 }
 
 static enum status read_header(struct inspection *inspection, const struct dataset_member *member,
@@ -78,13 +77,12 @@ static enum status check_header(struct inspection *inspection, uint32_t number, 
             return status_set(STATUS_USAGE, "an empty array cannot be part of a tensor");
     }
     if (!same_arrays(header, &inspection->first))
-        return status_set(STATUS_USAGE,
-                          "its .npy (%llu values of type '%s') and the .npy of sample '%s' (%llu values of "
-                          "type '%s') differ in type or shape; a batch is one tensor, so all samples need "
-                          "the same type and shape",
-                          (unsigned long long)header->values, header->type,
-                          inspection->dataset->samples[0].key, (unsigned long long)inspection->first.values,
-                          inspection->first.type);
+        return status_set(
+            STATUS_USAGE,
+            "its .npy (%llu values of type '%s') and the .npy of sample '%s' (%llu values of type '%s') "
+            "differ in type or shape; a batch is one tensor, so all samples need the same type and shape",
+            (unsigned long long)header->values, header->type, inspection->dataset->samples[0].key,
+            (unsigned long long)inspection->first.values, inspection->first.type);
     return npy_header_check(header, size) == STATUS_OK ? STATUS_OK : STATUS_USAGE;
 }
 
@@ -179,12 +177,9 @@ static enum status look_at_sample(struct inspection *inspection, uint32_t number
                                 "its members are %llu bytes apart, because one is a hard link; copy the set "
                                 "with --prepare NEW --from dataset --source %s",
                                 (unsigned long long)extent->bytes, dataset->path));
-    enum status status = look_at_image(inspection, number, image, array->at[sample->image]);
-    if (status != STATUS_OK)
-        return about(inspection, sample, image, status);
-    status = look_at_label(inspection, sample, array);
-    return status == STATUS_OK ? STATUS_OK
-                               : about(inspection, sample, &members[sample->label % sample->members], status);
+    TRY(about(inspection, sample, image, look_at_image(inspection, number, image, array->at[sample->image])));
+    return about(inspection, sample, &members[sample->label % sample->members],
+                 look_at_label(inspection, sample, array));
 }
 
 /* Allocates the headers of the images to decode. Decoded values are bytes. */

@@ -153,8 +153,7 @@ static enum status each_file(const struct load *load,
         TRY(status);
         status = act(context, fd, dataset->files[f].bytes);
         close(fd);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s/%s", dataset->path, dataset->files[f].name);
+        TRY(status_prefix(status, "%s/%s", dataset->path, dataset->files[f].name));
     }
     return STATUS_OK;
 }

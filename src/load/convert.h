@@ -8,9 +8,7 @@
 #define FDSL_LOAD_CONVERT_H
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "core/dtype.h"
 #include "core/portable.h"

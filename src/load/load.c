@@ -33,10 +33,9 @@ static const struct option_spec options[] = {
      .help =
          "size of the shuffle buffer in samples, for variants that read shards; 0 shuffles only the "
          "order of the shards. Variants that stream have the default of train --feed load, " STREAM_TEXT_OF(
-             STREAM_SHUFFLE) ", divide "
-                             "the buffer equally among --lanes, and keep the order of the files with 0. "
-                             "Other variants that read files, and "
-                             "gpu-resident, ignore this option and shuffle all samples"},
+             STREAM_SHUFFLE) ", divide the buffer equally among --lanes, and keep the order of the files "
+                             "with 0. Other variants that read files, and gpu-resident, ignore this option "
+                             "and shuffle all samples"},
     STREAM_LANES_OPTION(AT(lanes), "a variant that streams"),
     STREAM_PREFETCH_OPTION(AT(prefetch), "a variant that streams"),
     STREAM_RESIDENT_OPTION(AT(resident_bytes), "a variant that streams",
@@ -106,9 +105,8 @@ static const struct option_spec options[] = {
     CROP_OPTIONS(AT(crop)),
     JITTER_OPTIONS(AT(color), "images and clips of variants that stream"),
     {"axes", "NAME", OPTION_CHOICE, AT(axes), .fallback = "cthw", .choices = axes_names, .column = COLUMN,
-     .help =
-         "order of the axes in batches of clips of variants that stream: channels, frames, height, width. "
-         "NAME is one of"},
+     .help = "order of the axes in batches of clips of variants that stream: channels, frames, height, "
+             "width. NAME is one of"},
     {"dtype", "TYPE", OPTION_CHOICE, AT(dtype), .fallback = "f16", .choices = dtypes, .column = COLUMN,
      .help = "element type of the batches of a GPU variant; raw keeps the stored type. TYPE is one of"},
     {"ring", "N", OPTION_COUNT, AT(ring), .fallback = "2", .minimum = 2, .maximum = 64, .column = COLUMN,
@@ -448,62 +446,54 @@ static uint64_t load_identity(const void *input)
     return hash;
 }
 
+/* In load_applies(): whether the option is one of these. */
+#define IS(...) is_one_of(option, (const char *const[]){__VA_ARGS__, NULL})
+
 static bool load_applies(const void *parameters_, const struct variant *variant, const char *option)
 {
-    static const char *const of_cpu[] = {"iodepth", "block", NULL}, *const of_fit[] = {"fit", "channels",
-                                                                                       "exact-resize", NULL};
-    static const char *const of_decoding[] = {"decode", "augment", "out-res", NULL};
-    static const char *const of_crop[] = {"crop-scale", "crop-ratio", NULL};
-    static const char *const of_streams[] = {"lanes", "prefetch", NULL};
-    static const char *const of_tensors[] = {"mean", "std", "dtype", "layout", NULL};
-    static const char *const of_readers[] = {"iodepth", "block", "readahead", NULL};
-    static const char *const of_device_decoding[] = {"layout", "decoder", NULL};
-    static const char *const of_changes[] = {"color-jitter", "grayscale", "blur", "axes", NULL};
     static const struct load_traits every = {
         .ring = true, .resident = true, .decodes = true, .streams = true};
     const struct load_parameters *parameters = parameters_;
     const struct load_traits *traits = variant ? variant->traits : &every;
-    bool device = !variant || traits->device, cpu = !variant || !traits->device;
-    bool decodes = cpu || traits->decodes;
-    if (variant && traits->streams && is_one_of(option, of_tensors))
+    const bool device = !variant || traits->device, cpu = !variant || !traits->device;
+    const bool decodes = cpu || traits->decodes, streams = traits->streams;
+    if (variant && streams && IS("mean", "std", "dtype", "layout"))
         return false;
-    if (strcmp(option, "color-jitter-p") == 0)
-        return traits->streams && parameters->color.jitter;
-    if (strcmp(option, "blur-kernel") == 0 || strcmp(option, "blur-sigma") == 0)
-        return traits->streams && parameters->color.blur > 0;
-    if (is_one_of(option, of_changes))
-        return traits->streams;
-    if (strcmp(option, "device-share") == 0)
-        return parameters->out_res && device && traits->streams;
-    if (strcmp(option, "resident-device-bytes") == 0)
-        return device && traits->streams;
-    if (strcmp(option, "shift") == 0)
+    if (IS("color-jitter-p"))
+        return streams && parameters->color.jitter;
+    if (IS("blur-kernel", "blur-sigma"))
+        return streams && parameters->color.blur > 0;
+    if (IS("color-jitter", "grayscale", "blur", "axes", "lanes", "prefetch"))
+        return streams;
+    if (IS("device-share"))
+        return parameters->out_res && device && streams;
+    if (IS("resident-device-bytes"))
+        return device && streams;
+    if (IS("shift"))
         return parameters->augment && cpu;
-    if (is_one_of(option, of_decoding))
+    if (IS("decode", "augment", "out-res"))
         return decodes;
-    if (is_one_of(option, of_fit))
+    if (IS("fit", "channels", "exact-resize"))
         return parameters->out_res && decodes;
-    if (is_one_of(option, of_crop))
+    if (IS("crop-scale", "crop-ratio"))
         return parameters->out_res && decodes && parameters->fit == FIT_RANDOM_RESIZED_CROP;
-    if (is_one_of(option, of_device_decoding))
+    if (IS("layout", "decoder"))
         return (!variant || parameters->out_res) && device && decodes;
-    if (strcmp(option, "mean") == 0 || strcmp(option, "std") == 0)
+    if (IS("mean", "std"))
         return (device && dtype_values[parameters->dtype] != DTYPE_STORED) || (cpu && parameters->augment);
-    if (strcmp(option, "dtype") == 0)
+    if (IS("dtype"))
         return device;
-    if (strcmp(option, "ring") == 0 || strcmp(option, "chunk") == 0)
+    if (IS("ring", "chunk"))
         return device && traits->ring;
-    if (strcmp(option, "resident-bytes") == 0)
-        return traits->streams || (device && traits->resident);
-    if (strcmp(option, "shuffle") == 0)
-        return !traits->keyed && !(variant && traits->streams && parameters->default_shuffle);
-    if (is_one_of(option, of_streams))
-        return traits->streams;
-    if (strcmp(option, "iodepth") == 0 && is_url(parameters))
+    if (IS("resident-bytes"))
+        return streams || (device && traits->resident);
+    if (IS("shuffle"))
+        return !traits->keyed && !(variant && streams && parameters->default_shuffle);
+    if (IS("iodepth") && is_url(parameters))
         return true; /* the number of connections */
-    if (variant && traits->streams)
-        return !is_one_of(option, of_readers);
-    return cpu || !is_one_of(option, of_cpu);
+    if (variant && streams)
+        return !IS("iodepth", "block", "readahead");
+    return cpu || !IS("iodepth", "block");
 }
 
 /* Checks the options of variants that deliver batches from a stream. */
@@ -530,9 +520,8 @@ static enum status load_suits(const struct options *given, const void *parameter
     if (traits->streams)
         return suits_streams(given, parameters);
     if (parameters->color.jitter || parameters->color.grayscale > 0 || parameters->color.blur > 0)
-        return status_set(STATUS_USAGE,
-                          "does not change colours; drop --color-jitter, --grayscale and --blur, or "
-                          "use stream or stream-gpu");
+        return status_set(STATUS_USAGE, "does not change colours; drop --color-jitter, --grayscale and "
+                                        "--blur, or use stream or stream-gpu");
     if (traits->device && decodes && !traits->decodes)
         return status_set(STATUS_USAGE, "converts on the device and cannot decode or augment; drop "
                                         "--decode and --augment, or use shards-gpu or a CPU variant");
@@ -543,9 +532,8 @@ static enum status load_suits(const struct options *given, const void *parameter
                                         "random-resized-crop, which move them");
     if (traits->device && !decodes &&
         (strchr(parameters->mean_text, ',') || strchr(parameters->std_text, ',')))
-        return status_set(STATUS_USAGE,
-                          "accepts one value per channel for --mean and --std only with --decode; give "
-                          "one value for each option");
+        return status_set(STATUS_USAGE, "accepts one value per channel for --mean and --std only with "
+                                        "--decode; give one value for each option");
     if (!traits->device && !parameters->augment &&
         (options_given(given, "mean") || options_given(given, "std")))
         return status_set(
@@ -569,11 +557,10 @@ static enum status load_accepts(const void *input, const struct variant *variant
     const struct load *load = input;
     const struct load_traits *traits = variant->traits;
     if (load->dataset->raw.channels && !traits->streams)
-        return status_set(
-            STATUS_USAGE,
-            "reads single files or tar shards, but %s has files of records, as MNIST and CIFAR-10 "
-            "have, or arrays of MDS; use the variant stream",
-            load->dataset->path);
+        return status_set(STATUS_USAGE,
+                          "reads single files or tar shards, but %s has files of records, as MNIST and "
+                          "CIFAR-10 have, or arrays of MDS; use the variant stream",
+                          load->dataset->path);
     if (traits->files && !traits->streams && !load->dataset->shards &&
         load->dataset->sample_bytes_max >= INT32_MAX)
         return status_set(STATUS_USAGE,

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/philox.h"
 #include "data/random_draws.h"
 
 /* Purpose of a random number. Each purpose has its own Philox stream per epoch. */

@@ -221,11 +221,10 @@ static enum status set_output(const struct load *load, const struct set_stream_r
     if (!*changes)
         return STATUS_OK;
     if (request->type != DTYPE_U8 || (request->channels != 1 && request->channels != 3))
-        return status_set(
-            STATUS_USAGE,
-            "--color-jitter, --grayscale, --blur and --axes are for bytes with one or three channels, "
-            "but samples are %s with %u; drop these options",
-            dtype_names[request->type], request->channels);
+        return status_set(STATUS_USAGE,
+                          "--color-jitter, --grayscale, --blur and --axes are for bytes with one or three "
+                          "channels, but samples are %s with %u; drop these options",
+                          dtype_names[request->type], request->channels);
     if (axes != LOAD_CTHW && request->depth == 1)
         return status_option(STATUS_USAGE, "axes", " is for clips, but the samples are images; drop it");
     TRY(jitter_check(&output->color, &shape, &jitter_options));

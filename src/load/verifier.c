@@ -1,6 +1,5 @@
 #include "load/verifier.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "data/set_stream.h"

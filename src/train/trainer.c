@@ -2006,9 +2006,10 @@ static enum status write_first_step(const struct train_job *job, const struct va
     return status;
 }
 
-/* Prints the planned memory, and checks the limit, without training. */
-static enum status show_plan(const struct train_job *job, const struct variant *variant,
-                             const struct resources *resources)
+/* Checks --memory-limit, and prints the planned memory with --memory, without training. The plan of several
+ * ranks and the largest batch need the ranks and runs that --dry-run does not start. */
+static enum status check_plan(const struct train_job *job, const struct variant *variant,
+                              const struct resources *resources)
 {
     struct train_job alone = *job;
     void *state = NULL;
@@ -2016,11 +2017,17 @@ static enum status show_plan(const struct train_job *job, const struct variant *
     alone.resume = false;
     alone.plans = true;
     if (job->train.ranks > 1 || job->largest)
-        return status_set(STATUS_USAGE, "--memory with --dry-run plans one rank and a known batch; start "
-                                        "without mpirun, and give --batch a number");
+        return !job->shows_memory
+                   ? STATUS_OK
+                   : status_set(STATUS_USAGE, "--memory with --dry-run plans one rank and a known "
+                                              "batch; start without mpirun, and give --batch a "
+                                              "number");
     enum status status = variant->setup(resources, &alone, &state);
-    if (status == STATUS_OK)
-        memory_print("memory, as planned:", &((const struct trainer *)state)->planned, NULL, 0);
+    struct trainer *trainer = state;
+    if (status == STATUS_OK && job->shows_memory)
+        memory_print("memory, as planned:", &trainer->planned, NULL, 0);
+    if (status == STATUS_OK && limit_of(trainer) && memory_total(&trainer->planned) > limit_of(trainer))
+        status = refuse_memory(trainer, resources);
     if (state)
         variant->teardown(state);
     return status;
@@ -2036,7 +2043,7 @@ enum status trainer_check(const void *input, const struct variant *variant, cons
         checkpoint_unlock(lock);
         TRY(status);
     }
-    if (job->shows_memory)
-        TRY(show_plan(job, variant, resources));
+    if (job->shows_memory || job->train.memory_limit_bytes)
+        TRY(check_plan(job, variant, resources));
     return job->step_path ? write_first_step(job, variant, resources) : STATUS_OK;
 }
