@@ -413,9 +413,7 @@ static enum status begin_file(struct product *product)
     }
     if (header != npy)
         free(header);
-    return ALLOCATED(product->bytes,
-                     "out of memory for a file of %zu bytes; lower "
-                     "--rows-per-file",
+    return ALLOCATED(product->bytes, "out of memory for a file of %zu bytes; lower --rows-per-file",
                      product->size);
 }
 
@@ -636,8 +634,7 @@ static const char *const targets[] = {"stored", "f32", "f16", "bf16", "fp8", "nv
 static const struct option_spec options[] = {
     {"source", "PATHS", OPTION_TEXT, AT(source),
      .help = "files (.npy, .npz, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated "
-             "by ','; "
-             "shell patterns are allowed"},
+             "by ','; shell patterns are allowed"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
      .help = "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
     {"labels", "NAME|PATHS", OPTION_TEXT, AT(labels), .column = COLUMN,

@@ -664,8 +664,7 @@ static enum status take_multi_hot(const struct data_request *request,
     if (tests && train->multi_hot != test->multi_hot)
         return status_set(STATUS_USAGE,
                           "the samples of the %s set have multi-hot labels ('" MULTI_HOT_MEMBER
-                          "'), but those of the other set have one class each; use sets of one "
-                          "kind",
+                          "'), but those of the other set have one class each; use sets of one kind",
                           train->multi_hot ? "training" : "test");
     if (!data->multi_hot)
         return STATUS_OK;
@@ -769,8 +768,7 @@ static enum status open_records(const struct data_request *request, const struct
                           request->name, records->name);
     if (request->labels)
         return status_option(STATUS_USAGE, "labels",
-                             " is for images in folders and shards, but --data %s has files "
-                             "of %s; drop it",
+                             " is for images in folders and shards, but --data %s has files of %s; drop it",
                              request->name, records->name);
     TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &data->members));
     return read_datasets(request, paths, records, data);
@@ -838,10 +836,9 @@ static __attribute__((noinline)) enum status open_datasets(const struct data_req
     if (learn != tests)
         return status_set(
             STATUS_USAGE,
-            "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or "
-            "name the folder %s, of which a part is then held out for testing (--test-share); if '%s' is a "
-            "class, read a "
-            "copy by --prepare --from dataset, which takes all folders as classes",
+            "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or name the "
+            "folder %s, of which a part is then held out for testing (--test-share); if '%s' is a class, "
+            "read a copy by --prepare --from dataset, which takes all folders as classes",
             request->name, found, learn ? "test' or 'val" : "train", learn ? train : test, found);
     const char *const two[DATA_PARTS] = {train, test};
     const char *const one[DATA_PARTS] = {whole, request->test_url ? request->test_url : request->test_name};

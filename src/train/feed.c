@@ -293,8 +293,7 @@ static enum status check_batch(const struct stream_batch *batch, uint32_t epoch,
                                       memcmp(batch->numbers, numbers, count * sizeof *numbers) == 0));
     return same ? STATUS_OK
                 : status_set(STATUS_FAILED,
-                             "epoch %u, step %u: the stream delivered other samples than "
-                             "those of the step",
+                             "epoch %u, step %u: the stream delivered other samples than those of the step",
                              epoch + 1, step + 1);
 }
 

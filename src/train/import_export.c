@@ -211,10 +211,9 @@ static bool is_step_counter(const struct model *model, const char *name)
     return model->normalises && text_ends_in(name, ".num_batches_tracked");
 }
 
-/* ---- Prefixes of names ----
- * Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
- * DistributedDataParallel, torch.compile() and modules that hold the network put a prefix before all names.
- */
+/* ---- Prefixes of names ---- Many training scripts save the parameters under a key, next to the state of the
+ * optimizer and other values. DistributedDataParallel, torch.compile() and modules that hold the network put
+ * a prefix before all names. */
 
 /* Returns the length of the longest prefix of a name that consists of such keys and prefixes, in any order
  * and nesting. `*average` says whether it contains the key of a moving average of the parameters. */
@@ -942,11 +941,10 @@ enum status export_batch_check(const char *text)
     TRY(split(text, &count, &folder));
     DIR *list = opendir(folder);
     if (!list)
-        return errno == ENOENT ? STATUS_OK
-                               : status_set(STATUS_USAGE,
-                                            "--save-batch: %s cannot be used: %s; name another "
-                                            "folder",
-                                            folder, strerror(errno));
+        return errno == ENOENT
+                   ? STATUS_OK
+                   : status_set(STATUS_USAGE, "--save-batch: %s cannot be used: %s; name another folder",
+                                folder, strerror(errno));
     for (struct dirent *entry; empty && (entry = readdir(list));)
         empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
     closedir(list);

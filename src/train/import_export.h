@@ -34,10 +34,9 @@ struct init_request {
  * skipped. The image size may differ if no weight tensor depends on it; the positions of a transformer are
  * interpolated, within 1e-6 of timm's relative to the largest position. If the file lacks the last layer or
  * has it in other shapes (another number of classes), that layer is set to zeros. Prints one line that says
- * what was copied. Sets `*hash` to checkpoint_hash() of what was read, before the interpolation.
- * STATUS_USAGE if the checkpoint belongs to another model, if other tensors differ in shape, if the file has
- * two sets of the tensors, if a value is not finite, or if nothing could be copied. `parameters` are then
- * unchanged. */
+ * what was copied. Sets `*hash` to checkpoint_hash() of what was read, before the interpolation. STATUS_USAGE
+ * if the checkpoint belongs to another model, if other tensors differ in shape, if the file has two sets of
+ * the tensors, if a value is not finite, or if nothing could be copied. `parameters` are then unchanged. */
 enum status init_take(const struct init_request *request, const struct model *model, float *parameters,
                       uint64_t *hash);
 

@@ -200,8 +200,7 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
         return status_set(
             STATUS_USAGE,
             "--checkpoint: the network is for samples of %ux%ux%ux%u (channels, depth, height, width) and %u "
-            "classes, but --data has samples of %ux%ux%ux%u and %u classes; use samples that fit the "
-            "network",
+            "classes, but --data has samples of %ux%ux%ux%u and %u classes; use samples that fit the network",
             in->channels, in->depth, in->height, in->width, checkpoint->classes, is->channels, is->depth,
             is->height, is->width, data->classes);
     return STATUS_OK;
@@ -228,9 +227,8 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
                     "accuracies are not comparable",
                     words);
     else
-        status_warn("these are not the test samples that were used when the network was trained on "
-                    "%s (%s); the network may have been trained on some of them, so accuracies are not "
-                    "comparable%s",
+        status_warn("these are not the test samples that were used when the network was trained on %s (%s); "
+                    "the network may have been trained on some of them, so accuracies are not comparable%s",
                     checkpoint->data, count ? words : "the same options, but the samples have changed", part);
     return STATUS_OK;
 }

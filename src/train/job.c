@@ -244,8 +244,7 @@ static enum status take_data(const struct checkpoint *checkpoint, struct job_par
     if (remote && strchr(checkpoint->data, '?'))
         return status_set(
             STATUS_USAGE,
-            "the checkpoint has its URL %.400s without the secret part; give the whole URL with "
-            "--data",
+            "the checkpoint has its URL %.400s without the secret part; give the whole URL with --data",
             checkpoint->data);
     const bool list = tensor_file_named(checkpoint->data) && strpbrk(checkpoint->data, ",*?[");
     if (!data_is_generated(checkpoint->data) && !remote && !list && access(checkpoint->data, F_OK) != 0)

@@ -66,11 +66,10 @@ static const struct option_spec choice_option = {"parallel-choice", "NAME", OPTI
                                                  .offset = offsetof(struct train_job, choice)};
 
 /* Finds the first option whose value differs, except for those of `decoding_options` and `choice_option` that
- * only the checkpoint has. `*is` and `*was` become its values in this run and in the
- * checkpoint; NULL if it has none there. Returns false if all are equal. If an option is missing, usually the
- * value of another option is the cause, so differing values count first. Whether there is a --feed comes
- * before them, because it decides which other options there are. `early`: the data are not read yet.
- */
+ * only the checkpoint has. `*is` and `*was` become its values in this run and in the checkpoint; NULL if it
+ * has none there. Returns false if all are equal. If an option is missing, usually the value of another
+ * option is the cause, so differing values count first. Whether there is a --feed comes before them, because
+ * it decides which other options there are. `early`: the data are not read yet. */
 static bool find_difference(const struct option_values *now, const struct option_values *then, bool early,
                             const struct option_value **is, const struct option_value **was)
 {

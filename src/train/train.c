@@ -197,16 +197,13 @@ static const struct option_spec options[] = {
              "normalises over its own samples"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), .choices = feeds, .column = COLUMN,
      .help =
-         "where training samples come from. stored reads or generates all samples before training "
-         "(default, except for synth); live generates each batch during training (only for synth, where "
-         "it is the default); load reads and decodes each batch during training, from class folders, tar "
-         "shards, files of MNIST or CIFAR-10 or rows of embeddings of any size, as in --data photos/ "
-         "--feed load --out-res "
-         "224 --fit random-resized-crop "
-         "(--threads decode, and RandomResizedCrop crops the whole image anew in each epoch; not with "
-         "--parallel pipeline); constant "
-         "repeats the first batch, to measure the speed without the cost of input; mixed mixes sources in "
-         "each batch: --mix. HOW is one of"},
+         "where training samples come from. stored reads or generates all samples before training (default, "
+         "except for synth); live generates each batch during training (only for synth, where it is the "
+         "default); load reads and decodes each batch during training, from class folders, tar shards, files "
+         "of MNIST or CIFAR-10 or rows of embeddings of any size, as in --data photos/ --feed load --out-res "
+         "224 --fit random-resized-crop (--threads decode, and RandomResizedCrop crops the whole image anew "
+         "in each epoch; not with --parallel pipeline); constant repeats the first batch, to measure the "
+         "speed without the cost of input; mixed mixes sources in each batch: --mix. HOW is one of"},
     {"mix", "NAME[=URL]:W,...", OPTION_TEXT, AT(job.mix.mix), .column = COLUMN,
      .help = "the sources of --feed mixed and their weights, as in load:0.3,synth:0.7: load is --data, synth "
              "is generated and never repeats an image, and NAME=URL:W is a further folder or URL of shards. "
@@ -805,8 +802,7 @@ static enum status check_samples(const struct options *given, const struct train
                           "broken samples");
     if (job->test_data && options_given(given, "test-share"))
         return status_set(STATUS_USAGE,
-                          "--test-data is the test set, so --test-share holds out nothing; drop "
-                          "one of them");
+                          "--test-data is the test set, so --test-share holds out nothing; drop one of them");
     return STATUS_OK;
 }
 
@@ -924,8 +920,7 @@ static enum status read_milestones(const struct train_parameters *all, uint64_t 
     }
     return status_set(
         STATUS_USAGE,
-        "--lr-milestones %.80s: give at most %d ascending epochs from 1 on, joined by ':', as in "
-        "30:60:80",
+        "--lr-milestones %.80s: give at most %d ascending epochs from 1 on, joined by ':', as in 30:60:80",
         all->lr_milestones, SCHEDULE_MILESTONES_MAX);
 }
 
@@ -1091,9 +1086,8 @@ static enum status check_multi_hot(const struct train_parameters *all, const str
             all->job.data);
     return data->multi_hot && data->fresh && all->parallel == PARALLEL_PIPELINE
                ? status_set(STATUS_USAGE,
-                            "--fresh: new images have new multi-hot labels in every epoch, which "
-                            "only the first stage of a pipeline generates; drop --fresh, or use "
-                            "--parallel data")
+                            "--fresh: new images have new multi-hot labels in every epoch, which only the "
+                            "first stage of a pipeline generates; drop --fresh, or use --parallel data")
                : STATUS_OK;
 }
 
