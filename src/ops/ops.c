@@ -1,10 +1,7 @@
 /* The workload `ops`: options and verification. docs/ops.md describes it. */
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/workload.h"
 #include "ops/ops.h"
 
 #define COLUMNS_MAX 65536

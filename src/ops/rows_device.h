@@ -10,7 +10,6 @@
 #define FDSL_OPS_ROWS_DEVICE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "core/dtype.h"

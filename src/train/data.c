@@ -1,11 +1,8 @@
 #include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 #include <unistd.h>
 #ifdef HAVE_XXHASH
@@ -17,11 +14,9 @@
 #include "core/timer.h"
 #include "data/dataset.h"
 #include "data/generated_stream.h"
-#include "data/members.h"
 #include "data/remote.h"
 #include "data/resident.h"
 #include "data/set_stream.h"
-#include "machine/host.h"
 #include "data/source.h"
 #include "train/data.h"
 #include "train/data_fill.h"

@@ -2,8 +2,6 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "core/parallel.h"
 #include "core/timer.h"

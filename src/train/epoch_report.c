@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "core/record.h"
 #include "core/timer.h"
 #include "machine/device.h"
 #include "machine/env.h"

@@ -1,5 +1,3 @@
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +5,6 @@
 #include "machine/comm.h"
 #include "train/engine.h"
 #include "train/exchange.h"
-#include "train/optimizer.h"
 
 /* ---- Gradients in pieces, over MPI ---- */
 

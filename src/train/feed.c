@@ -7,13 +7,11 @@
 #endif
 
 #include "core/phase.h"
-#include "core/timer.h"
 #include "data/random_boxes.h"
 #include "data/random_draws.h"
 #include "data/set_stream.h"
 #include "train/data_mixture.h"
 #include "train/feed.h"
-#include "train/loss.h"
 
 /* ---- Stored samples and their normalisation ---- */
 

@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,6 @@
 #include "data/image.h"
 #include "data/resample.h"
 #include "data/tensor_file.h"
-#include "train/checkpoint.h"
 #include "train/import_export.h"
 #include "train/feed.h"
 

@@ -1,7 +1,6 @@
 #include "train/stage_messages.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define LEAST_BYTES \
     8 /* of a message in host memory: its values are on the device, and it may have no labels */

@@ -1,9 +1,7 @@
 /* The columns of the rows of the workload `train`, and the work of a run. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
-#include "train/augment.h"
 #include "train/pipeline.h"
 #include "train/train_parts.h"
 

@@ -19,7 +19,6 @@
 #include "machine/host.h"
 #include "train/epoch_report.h"
 #include "train/import_export.h"
-#include "train/layer_precision.h"
 
 /* Results of a verification: the number of losses compared, the number of wrong losses, and one flag per
  * parameter tensor, set if the tensor is wrong. */
