@@ -485,7 +485,7 @@ static enum status take_variant(struct cleaner *cleaner, const struct variant_en
                           entry->name);
     const enum status status = variant_available(entry, &cleaner->resources);
     cleaner->variant = entry->variant;
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--variant %s", entry->name);
+    return status_prefix(status, "--variant %s", entry->name);
 }
 
 /* Selects the first variant for --variant auto that can run. */
@@ -544,8 +544,8 @@ static enum status read_labels(const char *name, struct cleaner *cleaner)
     if (cleaner->encoding == NPY)
         return status_set(STATUS_USAGE,
                           "--labels: a .npy file has no room for labels; use --encode safetensors");
-    const enum status status = embedding_labels(cleaner->set, name, INT32_MIN, INT32_MAX, &cleaner->labels);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--labels");
+    return status_prefix(embedding_labels(cleaner->set, name, INT32_MIN, INT32_MAX, &cleaner->labels),
+                         "--labels");
 }
 
 static enum status fill_cleaner(const struct embeddings_parameters *parameters, struct cleaner *cleaner)
@@ -583,9 +583,7 @@ static enum status open_set(const struct embeddings_parameters *parameters, stru
         return status_set(STATUS_FAILED, "%s: all its tensors have 0 rows; name files with rows",
                           parameters->source);
     const uint64_t align = parameters->align ? parameters->align : 1;
-    enum status status = embeddings_align(cleaner->set, (uint32_t)align);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--align");
+    TRY(status_prefix(embeddings_align(cleaner->set, (uint32_t)align), "--align"));
     TRY(fill_cleaner(parameters, cleaner));
     if (cleaner->format.to != OPS_F32)
         embeddings_warn_idle(cleaner->format.columns, "pad them with --align 8, if a GPU will train on them");

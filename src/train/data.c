@@ -5,13 +5,11 @@
 #include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
 
 #include "core/options.h"
 #include "core/text.h"
 #include "core/timer.h"
+#include "data/checksum.h"
 #include "data/dataset.h"
 #include "data/generated_stream.h"
 #include "data/remote.h"
@@ -34,9 +32,7 @@ static enum status data_read(const struct data_request *request, const char *sou
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);
-    return status == STATUS_OK || !data_is_generated(request->name)
-               ? status
-               : status_prefix(status, "--data %s", request->name);
+    return data_is_generated(request->name) ? status_prefix(status, "--data %s", request->name) : status;
 }
 
 /* ---- Opening ---- */
@@ -233,7 +229,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
         status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)
         close_source(data);
-    return status == STATUS_OK ? status : status_prefix(status, "--data %s", request->name);
+    return status_prefix(status, "--data %s", request->name);
 }
 
 enum status data_generator(const struct data *data, const struct generator_request *request,
@@ -953,7 +949,6 @@ static enum status check_sets(const struct data_request *request, struct data *d
     return STATUS_OK;
 }
 
-#ifdef HAVE_XXHASH
 /* Returns a hash of the samples of the training set that a stream reads, without reading them. */
 static uint64_t hash_listed(const struct data *data)
 {
@@ -962,41 +957,30 @@ static uint64_t hash_listed(const struct data *data)
     for (uint32_t i = 0; i < data->sets[DATA_TRAIN].count; i++) {
         const struct dataset_sample *sample = &dataset->samples[data->source->samples[i]];
         const uint64_t words[] = {sample->key_hash, sample->edges, sample->bytes};
-        hash = XXH3_64bits_withSeed(words, sizeof words, hash);
+        hash = checksum_seeded(words, sizeof words, hash);
     }
     return hash;
 }
-#endif
 
-#ifdef HAVE_XXHASH
-/* Adds the labels of a set to a hash of its samples. */
-static uint64_t hash_labels(const struct data *data, const struct data_set *set, uint64_t hash)
-{
-    hash = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, hash);
-    return data->multi_hot
-               ? XXH3_64bits_withSeed(set->multi_hot,
-                                      set->count * (data_label_bytes(data) - sizeof *set->labels), hash)
-               : hash;
-}
-#endif
-
+/* Sets the hashes of both sets: of their samples, then of their labels. All are 0 without xxHash: then there
+ * are no checkpoints, and ranks do not compare their data. */
 static void identify(struct data *data)
 {
-#ifdef HAVE_XXHASH
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        if (part == DATA_TRAIN && data->feed == DATA_LOAD && (data->source || data->rows)) {
-            data->hashes[part] =
-                hash_labels(data, set, data->rows ? data_rows_hash(data) : hash_listed(data));
-            continue;
-        }
-        uint64_t values = XXH3_64bits(set->values, data_measured(data, (enum data_part)part) *
-                                                       data_stored_bytes(data, (enum data_part)part));
-        data->hashes[part] = hash_labels(data, set, values);
+        const bool listed = part == DATA_TRAIN && data->feed == DATA_LOAD && (data->source || data->rows);
+        uint64_t hash = !listed      ? checksum_seeded(set->values,
+                                                       data_measured(data, (enum data_part)part) *
+                                                           data_stored_bytes(data, (enum data_part)part),
+                                                       0)
+                        : data->rows ? data_rows_hash(data)
+                                     : hash_listed(data);
+        hash = checksum_seeded(set->labels, set->count * sizeof *set->labels, hash);
+        if (data->multi_hot)
+            hash = checksum_seeded(set->multi_hot,
+                                   set->count * (data_label_bytes(data) - sizeof *set->labels), hash);
+        data->hashes[part] = hash;
     }
-#else
-    (void)data; /* without xxHash, there are no checkpoints, and ranks do not compare their data */
-#endif
 }
 
 /* After request->describe: sets the numbers of samples of both generated sets, and checks that they fit into

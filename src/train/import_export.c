@@ -440,13 +440,11 @@ static enum status read_file(const struct init_request *request, const struct mo
                              struct checkpoint *checkpoint, char prefix[PREFIX_BYTES])
 {
     CLOSED_BY(tensor_file_close) struct tensor_file file;
-    enum status status = tensor_file_open(request->path, &file);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", request->option);
-    status = take_inner(&file, model, request->ema, prefix);
+    TRY(status_prefix(tensor_file_open(request->path, &file), "%s", request->option));
+    enum status status = take_inner(&file, model, request->ema, prefix);
     if (status == STATUS_OK)
         status = read_tensors(&file, model, checkpoint);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s %s", request->option, request->path);
+    return status_prefix(status, "%s %s", request->option, request->path);
 }
 
 /* Reads a checkpoint of this program. */
@@ -501,11 +499,9 @@ enum status init_take(const struct init_request *request, const struct model *mo
         return status_set(STATUS_USAGE, "%s %s: %s", request->option, request->path, strerror(errno));
     enum status status =
         tensors ? read_file(request, model, &checkpoint, prefix) : read_checkpoint(request, &checkpoint);
-    if (status == STATUS_OK) {
-        status = take(&checkpoint, model, parameters, &theirs, &taken);
-        if (status != STATUS_OK)
-            status_prefix(status, "%s %s", request->option, request->path);
-    }
+    if (status == STATUS_OK)
+        status = status_prefix(take(&checkpoint, model, parameters, &theirs, &taken), "%s %s",
+                               request->option, request->path);
     if (status == STATUS_OK) {
         *hash = checkpoint_hash(&checkpoint);
         say_taken(request, &checkpoint, tensors ? prefix : NULL, model, &theirs, taken);
@@ -591,12 +587,9 @@ enum status init_network(const struct init_request *request, const char *name, c
 {
     uint64_t unused;
     CLOSED_BY(tensor_file_close) struct tensor_file file;
-    enum status status = tensor_file_open(request->path, &file);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", request->option);
-    status = find_network(&file, request, name, data, model, checkpoint, normalised);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s %s", request->option, request->path);
+    TRY(status_prefix(tensor_file_open(request->path, &file), "%s", request->option));
+    TRY(status_prefix(find_network(&file, request, name, data, model, checkpoint, normalised), "%s %s",
+                      request->option, request->path));
     snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
     checkpoint->input = model->input;
     checkpoint->classes = model->classes;

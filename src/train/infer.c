@@ -190,9 +190,7 @@ static void infer_close(void *input)
 
 static enum status rebuild(const struct checkpoint *checkpoint, const struct data *data, struct model *model)
 {
-    enum status status = checkpoint_model(checkpoint, model);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--checkpoint");
+    TRY(status_prefix(checkpoint_model(checkpoint, model), "--checkpoint"));
     const struct shape *in = &checkpoint->input, *is = &data->shape;
     const bool fits =
         data->multi_hot ? data->classes == checkpoint->classes : data->classes <= checkpoint->classes;
@@ -261,8 +259,7 @@ static enum status check_network(const struct options *given, const struct infer
                           parameters->checkpoint);
     if (!parameters->predictions || strcmp(parameters->predictions, *option_stdout) == 0)
         return STATUS_OK;
-    enum status status = file_check_kind(parameters->predictions, &kind);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--predictions");
+    return status_prefix(file_check_kind(parameters->predictions, &kind), "--predictions");
 }
 
 /* Sets options that were not given, and that a file of tensors does not have. */
@@ -548,8 +545,7 @@ static enum status write_predictions(struct opened *opened, float *logits)
     TRY(ALLOCATED(stream, "--predictions: out of memory"));
     enum status status = write_rows(opened, logits, stream);
     const bool complete = text_close(stream);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--predictions");
+    TRY(status_prefix(status, "--predictions"));
     TRY(ALLOCATED(complete, "--predictions: out of memory"));
     if (opened->stdout_fd >= 0) {
         const int stdout_fd = opened->stdout_fd;

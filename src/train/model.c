@@ -493,8 +493,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
             status = check_kind(model, layer);
         if (status == STATUS_OK)
             status = find_output(layer, classes);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s", table->name);
+        TRY(status_prefix(status, "%s", table->name));
         if (layer->spec.kind == LAYER_ADD)
             TRY(join(model, layer));
         TRY(add_parameters(model, layer));

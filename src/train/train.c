@@ -747,11 +747,8 @@ static enum status check_outputs(const struct options *given, const struct train
         return status_option(STATUS_USAGE, "export-state",
                              " would replace the file of --init-state, which --resume compares; give it "
                              "another name");
-    if (parameters->state_path && partition->rank == 0) {
-        const enum status status = stream_state_writable(parameters->state_path);
-        if (status != STATUS_OK)
-            return status_prefix(status, "--export-state");
-    }
+    if (parameters->state_path && partition->rank == 0)
+        TRY(status_prefix(stream_state_writable(parameters->state_path), "--export-state"));
     if (parameters->save_batch && partition->rank == 0)
         TRY(export_batch_check(parameters->save_batch));
     if (parameters->log_path && partition->rank == 0)
@@ -1243,8 +1240,7 @@ static enum status check_steps(const struct train_parameters *all, const struct 
 /* Reads the state of --init-state. */
 static enum status read_state(const char *path, struct stream_state *state)
 {
-    const enum status status = path ? stream_state_read(path, state) : STATUS_OK;
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--init-state");
+    return path ? status_prefix(stream_state_read(path, state), "--init-state") : STATUS_OK;
 }
 
 /* ---- Whether a variant supports the options ---- */
