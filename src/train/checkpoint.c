@@ -82,14 +82,20 @@ enum status checkpoint_find(const char *option, const char *path, struct checkpo
                        option, path);
 }
 
+void checkpoint_describe(const struct model *model, struct checkpoint *checkpoint)
+{
+    snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
+    checkpoint->input = model->input;
+    checkpoint->classes = model->classes;
+    checkpoint->arena_values = model->arena_values;
+}
+
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model)
 {
-    size_t table = 0;
-    while (model_tables[table].name && strcmp(model_tables[table].name, checkpoint->model) != 0)
-        table++;
-    if (!model_tables[table].name)
+    const struct model_table *table = model_find(checkpoint->model);
+    if (!table)
         return status_set(STATUS_FAILED, "this program does not know its model '%.15s'", checkpoint->model);
-    TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
+    TRY(model_build(table, checkpoint->input, checkpoint->classes, model));
     return model->arena_values == checkpoint->arena_values
                ? STATUS_OK
                : status_set(STATUS_FAILED,

@@ -9,13 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/portable.h"
 #include "core/status.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/option_values.h"
-
-FDSL_C_BEGIN
 
 /* Whether the moving average of the parameters is read: if there is one, always or never. */
 enum init_ema { INIT_EMA_AUTO, INIT_EMA_YES, INIT_EMA_NO };
@@ -77,7 +74,5 @@ enum status export_batch_check(const char *text);
  * STATUS_USAGE if the step has fewer samples, or if the samples are not 8-bit images; STATUS_UNAVAILABLE in
  * builds without libpng. */
 enum status export_batch(const struct train *train, const struct resources *resources, const char *text);
-
-FDSL_C_END
 
 #endif

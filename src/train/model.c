@@ -867,3 +867,11 @@ const struct model_table model_tables[] = {
 const char *const model_names[] = {"logreg",   "lenet",     "cnn",          "cnn3d",    "cnn-fdsl",
                                    "cnn-deep", "mlp",       "vit-micro",    "vit-tiny", "vit-small",
                                    "vit-base", "vit-large", "resnet-micro", "resnet50", NULL};
+
+const struct model_table *model_find(const char *name)
+{
+    for (const struct model_table *table = model_tables; table->name; table++)
+        if (strcmp(table->name, name) == 0)
+            return table;
+    return NULL;
+}

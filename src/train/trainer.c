@@ -573,9 +573,7 @@ static enum status take_beginning(struct trainer *trainer)
     const struct train_job *job = trainer->job;
     const struct model *model = job->train.model;
     struct checkpoint *now = &trainer->now;
-    snprintf(now->model, sizeof now->model, "%s", model->name);
-    now->input = model->input;
-    now->classes = model->classes;
+    checkpoint_describe(model, now);
     memcpy(now->scale, job->train.data->scale, sizeof now->scale);
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
@@ -586,7 +584,6 @@ static enum status take_beginning(struct trainer *trainer)
     memcpy(now->hashes, job->train.data->hashes, sizeof now->hashes);
     now->data = strdup(job->data ? job->data : "");
     now->row = strdup("");
-    now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
     bool room = train_state_for(&job->train, &now->state);
     if (job->checkpoints && job->checkpoint_steps)
