@@ -210,15 +210,15 @@ bool job_opens_by(const char *option)
                                          "cache-bytes",
                                          "generator",
                                          "fresh",
-                                         "resident-bytes",
                                          "init-state",
+                                         "resident-bytes",
+                                         "resident-device-bytes",
                                          "repeats",
                                          "test-steps",
                                          "export-state",
                                          "export-data",
                                          "save-batch",
                                          "export-step",
-                                         "resident-device-bytes",
                                          NULL};
     return option_in_table(sample_options, COUNT_OF(sample_options), option) || is_one_of(option, others);
 }

@@ -634,42 +634,34 @@ static bool normalises_by_rank(const struct train_parameters *parameters)
  * the data. */
 static bool decides_nothing(const struct train_parameters *parameters, const char *option)
 {
-    if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
-        return parameters->job.feed != DATA_CONSTANT && !loads(parameters);
-    if (strcmp(option, "on-error") == 0)
-        return parameters->job.on_error != ON_ERROR_MASK;
-    if (strcmp(option, "decoder") == 0) /* the engine decides what auto is: resume_take_decoding() */
-        return parameters->decoder == DECODER_AUTO;
-    if (strcmp(option, "fresh") == 0)
-        return !parameters->job.fresh;
-    if (strcmp(option, "crop-scale") == 0)
-        return strcmp(parameters->job.crop.scale, CROP_SCALE_DEFAULT) == 0;
-    if (strcmp(option, "crop-ratio") == 0)
-        return strcmp(parameters->job.crop.ratio, CROP_RATIO_DEFAULT) == 0;
-    if (strcmp(option, "color-jitter") == 0)
-        return !parameters->color.jitter;
-    if (strcmp(option, "grayscale") == 0)
-        return parameters->color.grayscale <= 0;
-    if (strcmp(option, "blur") == 0)
-        return parameters->color.blur <= 0;
-    if (strcmp(option, "balance") == 0)
-        return !normalises_by_rank(parameters);
-    if (strcmp(option, "sync-batch-norm") == 0)
-        return !parameters->sync_batch_norm;
-    if (strcmp(option, "zero-init-last-gamma") == 0)
-        return !parameters->zero_init_last_gamma;
-    if (strcmp(option, "ema-warmup") == 0)
-        return !parameters->ema_warmup;
-    if (strcmp(option, "bce-sum") == 0)
-        return !parameters->bce_sum;
-    if (strcmp(option, "draw") == 0)
-        return !parameters->job.draw || strcmp(parameters->job.draw, "patches") == 0;
-    if (strcmp(option, "min-lit") == 0) /* the data's hashes do not cover all orbits */
-        return !(parameters->job.min_lit > 0);
-    if (strcmp(option, "generator") == 0)
-        return !draws_other_bits(parameters);
-    if (strcmp(option, "sync") == 0)
-        return !exchange_rounds(parameters->sync);
+    const struct job_parameters *job = &parameters->job;
+    const struct {
+        const char *option;
+        bool decides;
+    } some[] = {
+        {"feed", job->feed == DATA_CONSTANT || loads(parameters)}, /* live and stored are bit-identical */
+        {"on-error", job->on_error == ON_ERROR_MASK},
+        {"decoder", parameters->decoder != DECODER_AUTO}, /* resume_take_decoding(): the engine chooses */
+        {"fresh", job->fresh},
+        {"crop-scale", strcmp(job->crop.scale, CROP_SCALE_DEFAULT) != 0},
+        {"crop-ratio", strcmp(job->crop.ratio, CROP_RATIO_DEFAULT) != 0},
+        {"color-jitter", parameters->color.jitter},
+        {"grayscale", parameters->color.grayscale > 0},
+        {"blur", parameters->color.blur > 0},
+        {"balance", normalises_by_rank(parameters)},
+        {"sync-batch-norm", parameters->sync_batch_norm},
+        {"zero-init-last-gamma", parameters->zero_init_last_gamma},
+        {"ema-warmup", parameters->ema_warmup},
+        {"bce-sum", parameters->bce_sum},
+        {"draw", job->draw && strcmp(job->draw, "patches") != 0},
+        {"min-lit", job->min_lit > 0}, /* the data's hashes do not cover all orbits */
+        {"generator", draws_other_bits(parameters)},
+        {"sync", exchange_rounds(parameters->sync)},
+        {"epochs", schedule_has_end((enum schedule_kind)parameters->schedule)},
+    };
+    for (size_t i = 0; i < COUNT_OF(some); i++)
+        if (strcmp(option, some[i].option) == 0)
+            return !some[i].decides;
     /* Other ranks, shares, exchanges, pipelines and parts of a step change only the order of sums. --lr-scale
      * changes only --lr. */
     static const char *const others[] = {
@@ -679,9 +671,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         "test-size",   "res",          "lr-scale",    "memory-limit",   "parallel",
         "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
         NULL};
-    if (is_one_of(option, others))
-        return true;
-    return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
+    return is_one_of(option, others);
 }
 
 /* Sets opened->identity to the options that can change the parameters, and to hashes of the initial
