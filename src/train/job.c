@@ -196,30 +196,11 @@ static const struct option_spec sample_options[] = {
 
 bool job_opens_by(const char *option)
 {
-    static const char *const others[] = {"feed",
-                                         "mix",
-                                         "mix-epoch",
-                                         "mix-labels",
-                                         "mix-weights-at",
-                                         "lanes",
-                                         "shuffle",
-                                         "prefetch",
-                                         "decoder",
-                                         "device-share",
-                                         "cache-dir",
-                                         "cache-bytes",
-                                         "generator",
-                                         "fresh",
-                                         "init-state",
-                                         "resident-bytes",
-                                         "resident-device-bytes",
-                                         "repeats",
-                                         "test-steps",
-                                         "export-state",
-                                         "export-data",
-                                         "save-batch",
-                                         "export-step",
-                                         NULL};
+    static const char *const others[] = {
+        "device-share",          "decoder",     "lanes",      "prefetch",   "shuffle",      "export-step",
+        "export-data",           "save-batch",  "mix-labels", "feed",       "mix-epoch",    "mix",
+        "mix-weights-at",        "cache-bytes", "cache-dir",  "test-steps", "repeats",      "resident-bytes",
+        "resident-device-bytes", "generator",   "fresh",      "init-state", "export-state", NULL};
     return option_in_table(sample_options, COUNT_OF(sample_options), option) || is_one_of(option, others);
 }
 
