@@ -203,13 +203,13 @@ static void put_stream(const struct train_epoch *epoch, int threads, struct row 
 {
     row_text(row, "decoder", decoder_names[epoch->decoding.decoder]);
     row_real(row, "device_share", epoch->decoding.share);
-    row_count(row, "masked", epoch->masked);
-    row_real(row, "stall_share", epoch->stall_s / epoch->epoch_s);
-    row_real(row, "decode_share", epoch->decode_s / (epoch->epoch_s * threads));
-    row_real(row, "read_bytes_per_s", (double)epoch->read_bytes / epoch->epoch_s);
-    row_count(row, "resident_samples", epoch->resident);
-    if (epoch->resident_device)
-        row_count(row, "resident_device_samples", epoch->resident_device);
+    row_count(row, "masked", epoch->totals.masked);
+    row_real(row, "stall_share", epoch->totals.stall_s / epoch->epoch_s);
+    row_real(row, "decode_share", epoch->totals.decode_s / (epoch->epoch_s * threads));
+    row_real(row, "read_bytes_per_s", (double)epoch->totals.read_bytes / epoch->epoch_s);
+    row_count(row, "resident_samples", epoch->totals.resident);
+    if (epoch->totals.resident_device)
+        row_count(row, "resident_device_samples", epoch->totals.resident_device);
     row_real(row, "cpu_cores", epoch->cpu_s / epoch->cpu_span_s);
 }
 
@@ -246,12 +246,13 @@ enum status train_measure(const void *input, const struct variant *variant, void
     row_count(row, "test_samples", opened->data.sets[DATA_TEST].count);
     job_put_skipped(&opened->data, row);
     put_learning(&epoch, row);
-    row_real(row, "data_share", epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s);
+    row_real(row, "data_share", epoch.totals.data_s < 0 ? NAN : epoch.totals.data_s / epoch.epoch_s);
     row_count(row, "memory_bytes", epoch.memory_bytes);
     if (opened->data.feed == DATA_LIVE) {
-        row_real(row, "generate_share", epoch.generate_s / epoch.epoch_s);
+        row_real(row, "generate_share", epoch.totals.generate_s / epoch.epoch_s);
         row_real(row, "generated_per_s",
-                 epoch.generate_s > 0 ? (double)generated_of(&opened->job) / epoch.generate_s : NAN);
+                 epoch.totals.generate_s > 0 ? (double)generated_of(&opened->job) / epoch.totals.generate_s
+                                             : NAN);
     }
     if (opened->data.feed == DATA_LOAD)
         put_stream(&epoch, job_all_threads().threads, row);
@@ -272,7 +273,7 @@ enum status train_measure(const void *input, const struct variant *variant, void
     }
     row_text(row, "init", opened->init);
     if (epoch.scales_loss) {
-        row_count(row, "skipped_steps", epoch.skipped);
+        row_count(row, "skipped_steps", epoch.totals.skipped);
         row_real(row, "loss_scale", epoch.loss_scale);
         row_text(row, "overflow_layers", epoch.overflows);
     }
