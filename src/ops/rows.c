@@ -8,21 +8,9 @@
 #include "core/timer.h"
 #include "machine/host.h"
 #include "ops/ops.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #define TASK_ROWS  256
 #define PAGE_BYTES 4096
-
-static int threads(void)
-{
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
 
 /* ---- Generated rows ---- */
 
@@ -160,7 +148,7 @@ static enum status generate_rows(struct ops_job *job)
 {
     TRY(allocate_rows(job, "the rows", "lower --rows or --dim", "lower --rows or --dim"));
     if (!job->described)
-        parallel_for(threads(), (job->ops.count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
+        parallel_for(parallel_threads(), (job->ops.count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
     return STATUS_OK;
 }
 
@@ -228,9 +216,9 @@ static enum status read_rows(struct ops_job *job)
         list_parts(job);
     uint64_t tasks = (job->ops.count + TASK_ROWS - 1) / TASK_ROWS;
     if (in_place)
-        parallel_for(threads(), tasks, touch, &job->ops);
+        parallel_for(parallel_threads(), tasks, touch, &job->ops);
     else
-        parallel_for(threads(), tasks, decode, job);
+        parallel_for(parallel_threads(), tasks, decode, job);
     job->load_s += timer_now_s() - begin_s;
     return ops_check_rows(&job->ops);
 }

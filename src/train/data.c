@@ -836,19 +836,16 @@ static __attribute__((noinline)) enum status open_datasets(const struct data_req
     return read_datasets(request, learn ? two : one, NULL, data);
 }
 
-static const char *const generated[] = {"digits", "clips", "synth"};
+static const char *const generated[] = {"digits", "clips", "synth", NULL};
 
 bool data_is_generated(const char *name)
 {
-    bool found = false;
-    for (size_t i = 0; i < COUNT_OF(generated); i++)
-        found |= strcmp(name, generated[i]) == 0;
-    return found;
+    return is_one_of(name, generated);
 }
 
 static enum status unknown(const char *name)
 {
-    const char *nearest = nearest_word(name, generated, COUNT_OF(generated));
+    const char *nearest = nearest_word(name, generated, COUNT_OF(generated) - 1);
     bool mnist = strcmp(name, "mnist") == 0;
     return status_set(STATUS_USAGE,
                       "--data %s: no such folder; digits, clips and synth need no folder%s%s%s%s", name,
@@ -920,10 +917,8 @@ static enum status open_sets(const struct data_request *request, struct data *da
                                   : 0; /* synth: fill_synth() */
     if (digit || clip)
         TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
-    if (digit)
-        return generate(request, "digits", data);
-    if (clip)
-        return generate(request, "clips", data);
+    if (digit || clip)
+        return generate(request, request->name, data);
     if (synth)
         return open_synth(request, data);
     if (!remote_is(request->name) && access(request->name, F_OK) != 0)

@@ -780,9 +780,7 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
         return STATUS_OK;
     TRY(comm_agree(trainer->engine->open(&trainer->train, resources, &trainer->state)));
     TRY(trainer_take_decoding(trainer));
-    if (comm_rank() == 0)
-        status = resume_note_choice(trainer->job, &trainer->now.identity);
-    TRY(comm_agree(status));
+    TRY(comm_agree(comm_rank() > 0 ? STATUS_OK : resume_note_choice(trainer->job, &trainer->now.identity)));
     TRY(trainer_share_state(trainer));
     TRY(trainer_set(trainer, &trainer->now.state));
     if (trainer->job->log_path && comm_rank() == 0)
@@ -1307,16 +1305,15 @@ void *trainer_test_samples(void *state)
 enum status trainer_export(void *state, const char *path)
 {
     struct trainer *trainer = state;
-    enum status status = STATUS_OK;
     bool within;
     TRY(settle(trainer, &within));
     if (within)
         TRY(trainer_get(trainer, &trainer->within));
     const struct train_state *now = within ? &trainer->within : &trainer->now.state;
-    if (comm_rank() == 0)
-        status = export_parameters(&trainer->job->train, now->ema ? now->ema : now->parameters,
-                                   &trainer->job->identity, path);
-    return comm_agree(status);
+    return comm_agree(comm_rank() > 0
+                          ? STATUS_OK
+                          : export_parameters(&trainer->job->train, now->ema ? now->ema : now->parameters,
+                                              &trainer->job->identity, path));
 }
 
 enum status trainer_import(void *state, const char *path)
