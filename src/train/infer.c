@@ -508,10 +508,7 @@ static enum status write_row(FILE *stream, const char *key, const struct data_se
     if (set->multi_hot && *before == ',')
         fputc(',', stream);
     for (uint32_t i = 0; i < top; i++) {
-        uint32_t best = 0;
-        for (uint32_t k = 1; k < classes; k++)
-            if (logits[k] > logits[best])
-                best = k;
+        const uint32_t best = largest_logit(logits, classes);
         fprintf(stream, ",%" PRIu32 ",%.9g", best,
                 set->multi_hot ? 1 / (1 + exp(-logits[best])) : exp(logits[best] - largest) / sum);
         logits[best] = -INFINITY;

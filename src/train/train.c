@@ -106,9 +106,8 @@ static const struct option_spec options[] = {
     {"lr-step-updates", "N", OPTION_COUNT, AT(lr_step_updates), .minimum = 1, .maximum = 1 << 30,
      .column = COLUMN, .help = "steps between two decays of --lr-schedule step, instead of --lr-step"},
     {"lr-overlap", NULL, OPTION_FLAG, AT(lr_overlap), .column = COLUMN,
-     .help =
-         "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, including the "
-         "warm-up, as in timm without --warmup-prefix"},
+     .help = "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, including "
+             "the warm-up, as in timm without --warmup-prefix"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), .fallback = "0", .maximum = 1,
      .column = COLUMN, .help = "share of the target probability that is spread evenly over all classes"},
     {"loss", "NAME", OPTION_CHOICE, AT(loss), .fallback = "cross-entropy", .choices = losses,
@@ -173,9 +172,8 @@ static const struct option_spec options[] = {
     {"lr-cycle-mul", "M", OPTION_REAL, AT(lr_cycle_mul), .minimum = 1, .maximum = 100, .column = COLUMN,
      .help = "factor of the length of a cycle from one of --lr-cycles to the next (default: 1)"},
     {"fp32-layers", "NAME,...", OPTION_TEXT, AT(fp32_layers), .column = COLUMN,
-     .help =
-         "compute these layers in fp32: names, or patterns such as conv*. Variants in TF32 and 16 bits list "
-         "the layers that they can compute in fp32; column overflow_layers has those that overflow"},
+     .help = "compute these layers in fp32: names, or patterns such as conv*. Variants in TF32 and 16 bits "
+             "list the layers that they can compute in fp32; column overflow_layers has those that overflow"},
     {"drop-path", "RATE", OPTION_REAL, AT(drop_path), .maximum = 0.99, .column = COLUMN,
      .help = "rate of stochastic depth in the last block of a transformer; it rises linearly from 0 in the "
              "first block (default: the network's own rate)"},
@@ -327,10 +325,9 @@ static const struct option_spec options[] = {
      .help = "whether --init takes the moving average of the parameters (state_dict_ema or model_ema in a "
              "file of another program): auto takes it if there is one. WHICH is one of"},
     {"init-state", "FILE", OPTION_TEXT, AT(begin_path),
-     .help =
-         "begin with the batch at which this state of a stream was saved: by Loader.save_state() in "
-         "Python, or by --export-state. Samples, --seed, --shuffle, --lanes and the samples per step must "
-         "be the same"},
+     .help = "begin with the batch at which this state of a stream was saved: by Loader.save_state() in "
+             "Python, or by --export-state. Samples, --seed, --shuffle, --lanes and the samples per step "
+             "must be the same"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint),
      .help = "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), .fallback = "3", .minimum = 1, .maximum = 1 << 20,
@@ -404,11 +401,19 @@ static const struct option_section sections[] = {
 
 /* ---- Recipes (docs/recipes.md) ---- */
 
+/* The samples of `paper` and `pdp2026`; other data than synth leave them out. */
+#define PAPER_SAMPLES                                                                                    \
+    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes", \
+        "res", "512"
+/* How the published scripts train. */
+#define SCRIPTS_TRAIN                                                                                     \
+    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",           \
+        "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", \
+        "0.8", "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225"
+
 /* The options of the recipe `paper`. The warm-up is 5000 steps of 256 samples. */
 static const char *const paper[] = {
-    /* the samples; left out with other data than synth */
-    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
-    "res", "512",
+    PAPER_SAMPLES,
     /* how to train */
     "out-res", "224", "channels", "3", "mean", "0.5", "std", "0.5", "batch", "256", "drop-last", "yes",
     "optimizer", "adamw", "lr", "0.001", "lr-schedule", "cosine", "lr-warmup", "1.28", "weight-decay", "0.05",
@@ -416,37 +421,26 @@ static const char *const paper[] = {
     "2", "erasing", "0.25", "mixup", "0.8", "cutmix", "1", NULL};
 /* pretrain/pretrain_cuda_optim/ of hpca-uji/fdsl-gpu-pipeline: 4 GPUs with 256 samples each. */
 static const char *const pdp2026[] = {
-    /* the samples; left out with other data than synth */
-    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
-    "res", "512",
+    PAPER_SAMPLES,
     /* how to train */
-    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
-    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
-    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "1024", "fit",
-    "random-resized-crop", "interpolation", "bicubic", "rand-augment", "pdp2026-m28", "rand-augment-ops", "2",
-    "erase-last", "yes", "lr-schedule", "step", "lr-gamma", "0.5", "lr-step-updates", "42000",
-    "lr-warmup-updates", "5000", "warmup-lr", "1e-6", NULL};
+    SCRIPTS_TRAIN, "batch", "1024", "fit", "random-resized-crop", "interpolation", "bicubic", "rand-augment",
+    "pdp2026-m28", "rand-augment-ops", "2", "erase-last", "yes", "lr-schedule", "step", "lr-gamma", "0.5",
+    "lr-step-updates", "42000", "lr-warmup-updates", "5000", "warmup-lr", "1e-6", NULL};
 /* scripts/pretrain.sh of masora1030/CVPR2023-FDSL-on-VisualAtom: 128 GPUs with 64 samples each. */
 static const char *const cvpr2023[] = {
     /* the samples; left out with other data than synth */
     "data", "synth", "formula", "visualatom", "preset", "visualatom", "classes", "21000", "train-size",
     "21000000", "res", "512",
     /* how to train */
-    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
-    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
-    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "8190", "repeats", "3",
-    "fit", "random-resized-crop", "interpolation", "random", "rand-augment", "rand-m9-mstd0.5-inc1",
-    "erase-last", "yes", "lr-schedule", "cosine", "lr-min", "1e-5", "lr-overlap", "yes", "lr-warmup-updates",
-    "5000", "warmup-lr", "1e-6", NULL};
+    SCRIPTS_TRAIN, "batch", "8190", "repeats", "3", "fit", "random-resized-crop", "interpolation", "random",
+    "rand-augment", "rand-m9-mstd0.5-inc1", "erase-last", "yes", "lr-schedule", "cosine", "lr-min", "1e-5",
+    "lr-overlap", "yes", "lr-warmup-updates", "5000", "warmup-lr", "1e-6", NULL};
 /* main.py of facebookresearch/deit, with 1024 samples per step. */
 static const char *const deit[] = {
     /* how to train */
-    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
-    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
-    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "1023", "repeats", "3",
-    "fit", "random-resized-crop", "interpolation", "bicubic", "flip", "yes", "rand-augment",
-    "rand-m9-mstd0.5-inc1", "lr-schedule", "cosine", "lr-min", "1e-5", "lr-overlap", "yes", "lr-warmup", "5",
-    "warmup-lr", "1e-6",
+    SCRIPTS_TRAIN, "batch", "1023", "repeats", "3", "fit", "random-resized-crop", "interpolation", "bicubic",
+    "flip", "yes", "rand-augment", "rand-m9-mstd0.5-inc1", "lr-schedule", "cosine", "lr-min", "1e-5",
+    "lr-overlap", "yes", "lr-warmup", "5", "warmup-lr", "1e-6",
     /* the average, which is tested, too */
     "ema", "0.99996", NULL};
 

@@ -14,9 +14,8 @@ const struct column train_columns[] = {
     {"train_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the training set"},
     {"test_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the test set"},
     {"skipped", VALUE_INTEGER, COMBINE_FIRST, "",
-     .about =
-         "broken samples that --on-error skip left out of both sets, or --on-error mask of the test set; "
-         "empty if the number is unknown"},
+     .about = "broken samples that --on-error skip left out of both sets, or --on-error mask of the test "
+              "set; empty if the number is unknown"},
     {"train_loss", VALUE_REAL, COMBINE_FIRST, "",
      .about = "mean loss over the training samples of the epoch, computed by the training steps",
      .better = BETTER_LOWER, .of_run = true},
@@ -116,9 +115,8 @@ const struct column train_columns[] = {
     {"ema_test_map", VALUE_REAL, COMBINE_FIRST, "",
      .about = "test_map of the moving average of the parameters", .digits = 6},
     {"memory_planned_bytes", VALUE_INTEGER, COMBINE_MAX, "bytes",
-     .about =
-         "memory that was planned before it was allocated, with the context of the GPU or the rest of the "
-         "process; only with --memory, --memory-limit and --parallel auto"},
+     .about = "memory that was planned before it was allocated, with the context of the GPU or the rest of "
+              "the process; only with --memory, --memory-limit and --parallel auto"},
     {"memory_used_bytes", VALUE_INTEGER, COMBINE_MAX, "bytes",
      .about = "memory in use after the epoch, of all processes on the GPU or of this process; only with "
               "memory_planned_bytes"},

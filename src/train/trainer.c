@@ -896,11 +896,8 @@ enum status logits_judge(const float *logits, const struct data_set *set, uint32
     *judged = (struct judgement){.precision = NAN};
     for (uint32_t i = 0; i < set->count; i++) {
         const float *of = logits + (size_t)i * classes;
-        uint32_t best = 0;
+        const uint32_t best = largest_logit(of, classes);
         double sum = 1; /* exp(0), for the largest logit */
-        for (uint32_t k = 1; k < classes; k++)
-            if (of[k] > of[best])
-                best = k;
         for (uint32_t k = 0; k < classes; k++)
             sum += k == best ? 0 : exp((double)of[k] - of[best]);
         judged->loss +=
