@@ -829,10 +829,10 @@ enum status export_data(const struct train *train, const float *initial, const s
                                         "multi-hot labels; drop it");
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
+        const uint64_t count = set->count;
         list_samples(&list, names[2 * part], types[data->type], set->values, dtype_bytes(data->type),
                      set->count, train->model);
-        list_tensor(&list, names[2 * part + 1], "I32", set->labels, sizeof *set->labels, 1,
-                    &(uint64_t){set->count});
+        list_tensor(&list, names[2 * part + 1], "I32", set->labels, sizeof *set->labels, 1, &count);
     }
     list_tensor(&list, "scale", "F32", data->scale, sizeof(float), 1, &channels);
     list_tensor(&list, "offset", "F32", data->offset, sizeof(float), 1, &channels);
