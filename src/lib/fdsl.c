@@ -2,13 +2,11 @@
  * caller's environment: locale, floating point and current device. */
 #include "lib/fdsl.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

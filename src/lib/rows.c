@@ -2,9 +2,7 @@
  */
 #include "lib/rows.h"
 
-#include <math.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 

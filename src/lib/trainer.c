@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "core/array.h"
-#include "core/text.h"
 #include "lib/call.h"
 #include "machine/comm.h"
 #include "machine/device.h"

@@ -1,7 +1,6 @@
 #include "machine/gpu_watch.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,6 @@
 #include "core/timer.h"
 #include "machine/comm.h"
 #include "machine/device.h"
-#include "machine/nvml.h"
 #include "machine/ticker.h"
 
 #define PERIOD_S      0.05

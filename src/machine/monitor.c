@@ -12,7 +12,6 @@
 #include "core/array.h"
 #include "core/file.h"
 #include "core/phase.h"
-#include "core/record.h"
 #include "core/timer.h"
 #include "machine/device.h"
 #include "machine/nvml.h"

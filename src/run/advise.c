@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <inttypes.h>
 #include <math.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,11 +16,8 @@
 
 #include "core/compute.h"
 #include "core/file.h"
-#include "core/options.h"
-#include "core/status.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "core/variant.h"
 #include "data/dataset.h"
 #include "data/image.h"
 #include "data/plain_reader.h"

@@ -3,7 +3,6 @@
 #define FDSL_RUN_FORMATS_H
 
 #include <stddef.h>
-#include <stdint.h>
 
 #include "core/record.h"
 #include "core/status.h"

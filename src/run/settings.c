@@ -1,6 +1,5 @@
 #include "run/settings.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -8,7 +7,6 @@
 #endif
 
 #include "core/file.h"
-#include "core/options.h"
 #include "core/text.h"
 #include "data/prepare.h"
 #include "machine/device.h"

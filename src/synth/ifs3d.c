@@ -14,7 +14,6 @@
 #include "core/file.h"
 #include "core/parallel.h"
 #include "data/remote.h"
-#include "machine/host.h"
 #include "synth/formula.h"
 #include "synth/ifs_classes.h"
 #include "synth/published.h"

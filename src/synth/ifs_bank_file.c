@@ -24,7 +24,6 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/checksum.h"
-#include "machine/host.h"
 #include "synth/ifs.h"
 
 enum { VERSION = 1, HEADER_BYTES = 4096, PART_ORBITS = 800 };

@@ -1,7 +1,5 @@
 #include "synth/input.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/parallel.h"

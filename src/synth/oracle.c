@@ -8,7 +8,6 @@
 
 #include "core/dtype.h"
 #include "core/stats.h"
-#include "core/variant.h"
 #include "synth/atom.h"
 
 /* The noise of SYNTH_NOISE_UNIFORM4: cuRAND's Philox with the image key as seed and one subsequence per

@@ -15,7 +15,6 @@
 #include "core/parallel.h"
 #include "core/timer.h"
 #include "data/remote.h"
-#include "machine/host.h"
 #include "synth/input.h"
 #include "synth/lines.h"
 #include "synth/published_files.h"

@@ -12,7 +12,6 @@
 #include "core/array.h"
 #include "core/text.h"
 #include "core/workload.h"
-#include "machine/env.h"
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
 #include "synth/lines.h"
