@@ -459,7 +459,7 @@ enum status file_read(const char *path, char **bytes, size_t *size)
         return status_set(STATUS_FAILED, "%s: cannot be read: %s", path, strerror(errno));
     enum status status = read_open(fd, bytes, size);
     close(fd);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(status, "%s", path);
 }
 
 /* ---- Locks ---- */

@@ -194,6 +194,8 @@ enum status status_about(enum status code, const char *about)
 enum status status_prefix(enum status code, const char *format, ...)
 {
     size_t length = strlen(message);
+    if (code == STATUS_OK)
+        return code;
     FIT(message, message);
     bool whole =
         strlen(message) < MESSAGE_BYTES - 1; /* else the option may be in the middle, which is lost */

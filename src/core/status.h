@@ -61,7 +61,8 @@ enum status status_number(enum status code, const char *option, double value, co
  * returns `code`. Does nothing for STATUS_OK. */
 enum status status_about(enum status code, const char *subject);
 
-/* Prepends context to the recorded message ("context: message") and returns `code`. The subject stays. */
+/* Prepends context to the recorded message ("context: message") and returns `code`. The subject stays. Does
+ * nothing for STATUS_OK. */
 enum status status_prefix(enum status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Appends text to the recorded message and returns `code`. The subject stays. */

@@ -301,12 +301,9 @@ static enum status copy_classes(const struct fdsl_config *config, struct synth *
     TRY(ALLOCATED(synth->rows, "out of memory for %u classes", config->class_count));
     for (uint32_t c = 0; c < config->class_count; c++) {
         synth->rows[c] = class_of(formula, &config->class_list[c]);
-        enum status status = class_check(formula, &synth->rows[c]);
-        if (status != STATUS_OK)
-            return status_prefix(status, "class_list[%u]", c);
+        TRY(status_prefix(class_check(formula, &synth->rows[c]), "class_list[%u]", c));
     }
-    enum status status = class_check_unique(synth->rows, synth->class_count);
-    return status == STATUS_OK ? status : status_prefix(status, "class_list");
+    return status_prefix(class_check_unique(synth->rows, synth->class_count), "class_list");
 }
 
 /* Copies the rows of a class table, after checking that it is of the formula. */
@@ -334,12 +331,9 @@ static enum status copy_table(const struct fdsl_class_table *table, struct synth
         synth->rows[c].id = table->ids[c];
         memcpy(synth->rows[c].value, table->values + (size_t)c * table->parameters,
                table->parameters * sizeof *table->values);
-        enum status status = class_check(formula, &synth->rows[c]);
-        if (status != STATUS_OK)
-            return status_prefix(status, "class_table");
+        TRY(status_prefix(class_check(formula, &synth->rows[c]), "class_table"));
     }
-    enum status status = class_check_unique(synth->rows, synth->class_count);
-    return status == STATUS_OK ? status : status_prefix(status, "class_table");
+    return status_prefix(class_check_unique(synth->rows, synth->class_count), "class_table");
 }
 
 static enum status get_classes(const struct fdsl_config *config, uint32_t classes, struct synth *synth)
@@ -361,7 +355,7 @@ static enum status get_classes(const struct fdsl_config *config, uint32_t classe
     if (config->class_file) {
         enum status status = class_read(config->class_file, formulas[synth->formula], &synth->rows, &count);
         synth->class_count = (uint32_t)count;
-        return status == STATUS_OK ? status : status_prefix(status, "class_file");
+        return status_prefix(status, "class_file");
     }
     return synth_draw_classes(synth, config->preset_file,
                               config->preset ? config->preset : formula_names[synth->formula], classes);

@@ -76,8 +76,7 @@ static enum status check_config(const struct fdsl_monitor_config *config)
     TRY(check_device(config->device));
     if (config->name)
         TRY(check_name("name", config->name));
-    const enum status status = monitor_check(config->path);
-    return status == STATUS_OK ? status : status_prefix(status, "path");
+    return status_prefix(monitor_check(config->path), "path");
 }
 
 /* ---- Starting and stopping ---- */

@@ -242,9 +242,7 @@ static const enum fit_how fits[] = {FIT_RESIZE, FIT_CROP, FIT_RANDOM_RESIZED_CRO
 static enum status check_shape(struct set_stream_request *request)
 {
     const uint32_t channels = request->channels;
-    const enum status status = set_stream_find_shape(request);
-    if (status != STATUS_OK)
-        return status_prefix(status, "path: cannot find the size of the images");
+    TRY(status_prefix(set_stream_find_shape(request), "path: cannot find the size of the images"));
     if (request->fit.res)
         return STATUS_OK;
     if (request->type != DTYPE_U8)
@@ -912,7 +910,7 @@ static enum status open_part(const struct fdsl_stream_config *config, struct fds
     const enum status status = self->source->generates
                                    ? open_images(config, self, plan)
                                    : open_set(config, self, plan, (enum set_stream_error)on_error);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "source %u of the mixture", k);
+    return status_prefix(status, "source %u of the mixture", k);
 }
 
 /* Checks that the sources of a mixture deliver images of one format, and takes it. */

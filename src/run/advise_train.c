@@ -214,8 +214,7 @@ enum status advise_measure_step(struct situation *situation)
         status = STATUS_USAGE;
     if (status == STATUS_OK)
         status = read_epochs(&table, 1, &measured);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--compute %s", asked);
+    TRY(status_prefix(status, "--compute %s", asked));
     question->step_s = measured.step_s;
     question->gradient_bytes = 4 * measured.parameters;
     return STATUS_OK;

@@ -84,8 +84,8 @@ enum status picture_write_png(const char *path, const uint8_t *pixels, const str
 {
     FREED void *bytes = NULL;
     size_t size;
-    enum status status = png_encode(pixels, shape, &bytes, &size);
-    return status == STATUS_OK ? file_write_atomic(path, bytes, size) : status_prefix(status, "%s", path);
+    TRY(status_prefix(png_encode(pixels, shape, &bytes, &size), "%s", path));
+    return file_write_atomic(path, bytes, size);
 }
 
 /* ---- A folder of pictures ---- */

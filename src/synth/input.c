@@ -142,11 +142,9 @@ static enum status take_preset(struct synth *synth, const struct formula *formul
 static enum status read_ranges(const struct synth *synth, const char *preset_file, const char *preset,
                                struct class_ranges *ranges)
 {
-    const enum status status = class_ranges_read(preset_file, preset, formulas[synth->formula], ranges);
-    return status == STATUS_OK ? STATUS_OK
-                               : status_prefix(status, "%s",
-                                               preset_file ? OPTION_OR_FIELD("--preset-file", "preset_file")
-                                                           : OPTION_OR_FIELD("--preset", "preset"));
+    return status_prefix(class_ranges_read(preset_file, preset, formulas[synth->formula], ranges), "%s",
+                         preset_file ? OPTION_OR_FIELD("--preset-file", "preset_file")
+                                     : OPTION_OR_FIELD("--preset", "preset"));
 }
 
 enum status synth_check_preset(const struct synth *synth, const char *preset_file, const char *preset)

@@ -237,8 +237,7 @@ static enum status read_file(const char *path, const struct formula *formula, st
     if (strlen(text) != size)
         return status_about(status_set(STATUS_USAGE, "%s is not a text", path), path);
     TRY(published_text_read(path, text, formula, number, row));
-    enum status status = class_check(formula, row);
-    return status == STATUS_OK ? status : status_about(status_prefix(status, "%s", path), path);
+    return status_about(status_prefix(class_check(formula, row), "%s", path), path);
 }
 
 /* Lists the numbers and the names of class files in a folder. */

@@ -229,8 +229,7 @@ static enum status choose_variant(struct maker *maker, const char *name, const s
         status = status_set(STATUS_USAGE, "it is not bit-exact; use naive, omp or fused");
     if (status == STATUS_OK)
         status = workload_find("synth")->accepts(maker->synth, entry->variant);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--variant %s", entry->name);
+    TRY(status_prefix(status, "--variant %s", entry->name));
     maker->variant = entry->variant;
     return maker->variant->setup(resources, maker->synth, &maker->state);
 }
@@ -348,8 +347,7 @@ static enum status take_listed(const struct synth_values *wanted, struct synth_w
     size_t count;
     int formula;
     enum status status = read_classes(wanted->class_file, wish->formula, &synth->rows, &count, &formula);
-    if (status != STATUS_OK)
-        return status_about(status_prefix(status, "--class"), "class");
+    TRY(status_about(status_prefix(status, "--class"), "class"));
     synth->class_count = (uint32_t)count;
     const struct formula *of_preset = wanted->preset ? formula_of_preset(wanted->preset) : NULL;
     const bool rules = formula_is_system(formulas[formula]) && (!of_preset || formula_is_system(of_preset));
