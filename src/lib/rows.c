@@ -122,12 +122,8 @@ static enum status open_all(const struct fdsl_rows_config *config, struct rows *
 
 enum fdsl_status fdsl_rows_config_init(struct fdsl_rows_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_rows_config){.size = size, .align = 1};
-    return lib_relay(status);
+    static const struct fdsl_rows_config defaults = {.size = sizeof defaults, .align = 1};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows)
@@ -186,13 +182,9 @@ void rows_describe(const struct rows *rows, struct fdsl_source_info *info)
 
 enum fdsl_status fdsl_select_config_init(struct fdsl_select_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_select_config){
-            .size = size, .norm_max = NORM_MOST, .dtype = "auto", .device = FDSL_CPU};
-    return lib_relay(status);
+    static const struct fdsl_select_config defaults = {
+        .size = sizeof defaults, .norm_max = NORM_MOST, .dtype = "auto", .device = FDSL_CPU};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 /* Gets a floating-point type by its name; "auto" is `automatic`. */

@@ -103,10 +103,10 @@ enum status lib_source_check(const struct fdsl_source *source);
 
 uint32_t lib_source_samples(const struct fdsl_source *source);
 
-/* Checks the arguments, and allocates a source that is not open. `given` is the size of the configuration as
- * the caller says it, and `size` its size. lib_source_end() returns the result of opening a source. If
- * opening failed, it closes the source, if there is one. */
-enum status lib_source_new(const void *config, size_t given, size_t size, struct fdsl_source **source);
+/* Checks the arguments, and allocates a source that is not open. `size` is that of the configuration.
+ * lib_source_end() returns the result of opening a source. If opening failed, it closes the source, if there
+ * is one. */
+enum status lib_source_new(const void *config, size_t size, struct fdsl_source **source);
 enum fdsl_status lib_source_end(enum status status, struct fdsl_source **source);
 
 /* Ends one use of a source. The last one frees it. */

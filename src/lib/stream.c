@@ -96,41 +96,39 @@ struct fdsl_stream {
     bool closed;
 };
 
+/* The defaults of a configuration. */
+static const struct fdsl_stream_config plain = {.size = sizeof plain,
+                                                .batch_size = 256,
+                                                .world_size = 1,
+                                                .shuffle = 1,
+                                                .shuffle_buffer = STREAM_SHUFFLE,
+                                                .lanes = STREAM_LANES,
+                                                .fit = "resize",
+                                                .channels = 3,
+                                                .layout = "nchw",
+                                                .dtype = "auto",
+                                                .std = {1, 1, 1},
+                                                .prefetch = 2,
+                                                .held = 1,
+                                                .on_error = "fail",
+                                                .device = FDSL_CPU,
+                                                .decoder = "auto",
+                                                .device_share = -1,
+                                                .rand_augment = -1,
+                                                .rand_augment_ops = 2,
+                                                .brightness = {1, 1},
+                                                .contrast = {1, 1},
+                                                .saturation = {1, 1},
+                                                .color_jitter_p = 1,
+                                                .blur_sigma = {0.1, 2},
+                                                .blur_kernel = 23,
+                                                .axes = "cthw",
+                                                .crop_scale = {0.08, 1},
+                                                .crop_ratio = {3.0 / 4, 4.0 / 3}};
+
 enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_stream_config){.size = size,
-                                              .batch_size = 256,
-                                              .world_size = 1,
-                                              .shuffle = 1,
-                                              .shuffle_buffer = STREAM_SHUFFLE,
-                                              .lanes = STREAM_LANES,
-                                              .fit = "resize",
-                                              .channels = 3,
-                                              .layout = "nchw",
-                                              .dtype = "auto",
-                                              .std = {1, 1, 1},
-                                              .prefetch = 2,
-                                              .held = 1,
-                                              .on_error = "fail",
-                                              .device = FDSL_CPU,
-                                              .decoder = "auto",
-                                              .device_share = -1,
-                                              .rand_augment = -1,
-                                              .rand_augment_ops = 2,
-                                              .brightness = {1, 1},
-                                              .contrast = {1, 1},
-                                              .saturation = {1, 1},
-                                              .color_jitter_p = 1,
-                                              .blur_sigma = {0.1, 2},
-                                              .blur_kernel = 23,
-                                              .axes = "cthw",
-                                              .crop_scale = {0.08, 1},
-                                              .crop_ratio = {3.0 / 4, 4.0 / 3}};
-    return lib_relay(status);
+    return lib_set_config(config, size, &plain, sizeof plain);
 }
 
 /* ---- The order ---- */
@@ -285,8 +283,6 @@ static bool same_range(const double *range, const double *other)
 /* Returns whether the parts of random-resized-crop have their default range. */
 static bool has_plain_crop(const struct fdsl_stream_config *config)
 {
-    struct fdsl_stream_config plain;
-    (void)fdsl_stream_config_init(&plain, sizeof plain);
     return same_range(config->crop_scale, plain.crop_scale) &&
            same_range(config->crop_ratio, plain.crop_ratio);
 }
@@ -435,7 +431,6 @@ static enum status set_axes(const struct fdsl_stream_config *config, struct fdsl
 /* Sets the policy of RandAugment, and what timm's operations fill areas outside an image with. */
 static enum status set_policy(const struct fdsl_stream_config *config, struct rand_augment *rand)
 {
-    static const struct fdsl_stream_config usual = {.std = {1, 1, 1}};
     const char *text = config->rand_augment_policy;
     if (!text)
         return STATUS_OK;
@@ -447,8 +442,8 @@ static enum status set_policy(const struct fdsl_stream_config *config, struct ra
                           "pdp2026-m28, or set rand_augment to a number",
                           text);
     TRY(rand_augment_parse("rand_augment_policy", text, rand));
-    const bool known = memcmp(config->mean, usual.mean, sizeof usual.mean) != 0 ||
-                       memcmp(config->std, usual.std, sizeof usual.std) != 0;
+    const bool known = memcmp(config->mean, plain.mean, sizeof plain.mean) != 0 ||
+                       memcmp(config->std, plain.std, sizeof plain.std) != 0;
     for (uint32_t c = 0; c < COUNT_OF(rand->policy.fill) && rand->policy.kind == AUGMENT_TIMM; c++)
         rand->policy.fill[c] = known ? (uint8_t)fmin(fmax(rint(255 * config->mean[c]), 0), 255) : 128;
     return STATUS_OK;
@@ -766,8 +761,6 @@ static bool same_text(const char *text, const char *other)
 /* `ignoring`: one of the above. `what` names the samples. */
 static enum status check_defaults(const struct fdsl_stream_config *config, const char *what, int ignoring)
 {
-    struct fdsl_stream_config plain;
-    (void)fdsl_stream_config_init(&plain, sizeof plain);
     const struct {
         const char *field;
         bool is_default;
@@ -1108,13 +1101,10 @@ static void free_stream(struct fdsl_stream *self)
 static enum status new_stream(struct fdsl_source *source, const struct fdsl_stream_config *config,
                               struct fdsl_stream **stream)
 {
-    if (!stream)
-        return status_set(STATUS_USAGE, "stream: it is NULL");
+    TRY(lib_check_given("stream", stream));
     *stream = NULL;
     TRY(lib_source_check(source));
-    if (!config)
-        return status_set(STATUS_USAGE, "config: it is NULL");
-    TRY(lib_check_size("config", config->size, sizeof *config));
+    TRY(lib_check_struct("config", config, sizeof *config));
     TRY(lib_check_process("source", source->process));
     struct fdsl_stream *self = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
@@ -1212,11 +1202,13 @@ static enum status check_opened(const struct fdsl_stream *stream)
 
 enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct fdsl_stream_info *info)
 {
-    if (!stream || !info)
-        return lib_invalid(stream ? "info: it is NULL" : "stream: it is NULL");
-    enum status status = check_opened(stream);
+    enum status status = lib_check_given("stream", stream);
     if (status == STATUS_OK)
-        status = lib_check_size("info", info->size, sizeof *info);
+        status = lib_check_given("info", info);
+    if (status == STATUS_OK)
+        status = check_opened(stream);
+    if (status == STATUS_OK)
+        status = lib_check_struct("info", info, sizeof *info);
     if (status == STATUS_OK) {
         *info = stream->info;
         info->size = sizeof *info;
@@ -1228,8 +1220,8 @@ enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct f
 
 static enum status check_process(const struct fdsl_stream *stream)
 {
-    return stream ? lib_check_process("stream", stream->process)
-                  : status_set(STATUS_USAGE, "stream: it is NULL");
+    TRY(lib_check_given("stream", stream));
+    return lib_check_process("stream", stream->process);
 }
 
 static enum status check_stream(const struct fdsl_stream *stream)
@@ -1504,8 +1496,8 @@ enum fdsl_status fdsl_stream_fill_masks(struct fdsl_stream *stream, void *images
 
 static enum status check_batch(const struct fdsl_batch *batch)
 {
-    TRY(batch ? lib_check_process("batch", batch->owner->process)
-              : status_set(STATUS_USAGE, "batch: it is NULL"));
+    TRY(lib_check_given("batch", batch));
+    TRY(lib_check_process("batch", batch->owner->process));
     pthread_mutex_lock(&batch->owner->lock);
     const bool held = batch->held;
     pthread_mutex_unlock(&batch->owner->lock);
@@ -1515,10 +1507,8 @@ static enum status check_batch(const struct fdsl_batch *batch)
 enum fdsl_status fdsl_batch_describe(const struct fdsl_batch *batch, struct fdsl_batch_info *info)
 {
     enum status status = check_batch(batch);
-    if (status == STATUS_OK && !info)
-        status = status_set(STATUS_USAGE, "info: it is NULL");
     if (status == STATUS_OK)
-        status = lib_check_size("info", info->size, sizeof *info);
+        status = lib_check_struct("info", info, sizeof *info);
     if (status == STATUS_OK)
         *info = (struct fdsl_batch_info){.size = sizeof *info,
                                          .count = batch->batch.samples.count,
@@ -1548,8 +1538,8 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
                                    struct fdsl_tensor *tensor)
 {
     enum status status = check_batch(batch);
-    if (status == STATUS_OK && !tensor)
-        status = status_set(STATUS_USAGE, "tensor: it is NULL");
+    if (status == STATUS_OK)
+        status = lib_check_given("tensor", tensor);
     if (status != STATUS_OK)
         return lib_relay(status);
     const struct fdsl_stream *stream = batch->owner;
@@ -1675,12 +1665,6 @@ static enum status locate(const struct fdsl_stream *stream)
     return status;
 }
 
-static enum status check_state(const struct fdsl_state *state)
-{
-    return state ? lib_check_size("state", state->size, sizeof *state)
-                 : status_set(STATUS_USAGE, "state: it is NULL");
-}
-
 /* Sets the state of a stream at its position. */
 static enum status save(const struct fdsl_stream *stream, struct stream_state *state)
 {
@@ -1739,7 +1723,7 @@ enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_
     struct stream_state own;
     enum status status = check_stream(stream);
     if (status == STATUS_OK)
-        status = check_state(state);
+        status = lib_check_struct("state", state, sizeof *state);
     if (status == STATUS_OK)
         status = save(stream, &own);
     if (status == STATUS_OK)
@@ -1765,15 +1749,15 @@ enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const struct fdsl_
 {
     enum status status = check_stream(stream);
     if (status == STATUS_OK)
-        status = check_state(state);
+        status = lib_check_struct("state", state, sizeof *state);
     return lib_relay(status == STATUS_OK ? load(stream, state) : status);
 }
 
 enum fdsl_status fdsl_state_write(const struct fdsl_state *state, const char *path)
 {
-    enum status status = check_state(state);
-    if (status == STATUS_OK && !path)
-        status = status_set(STATUS_USAGE, "path: it is NULL");
+    enum status status = lib_check_struct("state", state, sizeof *state);
+    if (status == STATUS_OK)
+        status = lib_check_given("path", path);
     if (status != STATUS_OK)
         return lib_relay(status);
     const struct stream_state own = taken_state(state);
@@ -1783,9 +1767,11 @@ enum fdsl_status fdsl_state_write(const struct fdsl_state *state, const char *pa
 enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *state)
 {
     struct stream_state own;
-    enum status status = check_state(state);
+    enum status status = lib_check_struct("state", state, sizeof *state);
     if (status == STATUS_OK)
-        status = path ? stream_state_read(path, &own) : status_set(STATUS_USAGE, "path: it is NULL");
+        status = lib_check_given("path", path);
+    if (status == STATUS_OK)
+        status = stream_state_read(path, &own);
     if (status == STATUS_OK)
         *state = given_state(&own);
     return lib_relay(status);
@@ -1794,10 +1780,8 @@ enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *state)
 enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats)
 {
     enum status status = check_stream(stream);
-    if (status == STATUS_OK && !stats)
-        status = status_set(STATUS_USAGE, "stats: it is NULL");
     if (status == STATUS_OK)
-        status = lib_check_size("stats", stats->size, sizeof *stats);
+        status = lib_check_struct("stats", stats, sizeof *stats);
     if (status != STATUS_OK)
         return lib_relay(status);
     struct stream_stats own;
