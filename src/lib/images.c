@@ -1,5 +1,5 @@
 /* Generated images as a source of streams: the checks of the configuration, and the generator of a stream. */
-#include "lib/images.h"
+#include "lib/sources.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Rows of embeddings: opens the files, chooses rows with the code of the workload `ops`, and opens streams.
  */
-#include "lib/rows.h"
+#include "lib/sources.h"
 
 #include <pthread.h>
 #include <stdlib.h>
