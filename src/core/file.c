@@ -404,22 +404,18 @@ enum status file_write_stdout(int stdout_fd, const char *bytes, size_t count)
 
 /* ---- Reading ---- */
 
-/* Reads `*size` bytes, or fewer if the file has become shorter since fstat(). Sets `*size` to the number of
- * bytes read. */
-static enum status read_all(int fd, char *bytes, size_t *size)
+ssize_t file_read_at(int fd, void *bytes, size_t count, uint64_t offset)
 {
-    size_t got = 0;
-    while (got < *size) {
-        ssize_t count = read(fd, bytes + got, *size - got);
-        if (count < 0 && errno != EINTR)
-            return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
-        if (count == 0)
+    size_t done = 0;
+    while (done < count) {
+        ssize_t got = pread(fd, (char *)bytes + done, count - done, (off_t)(offset + done));
+        if (got < 0 && errno != EINTR)
+            return -1;
+        if (got == 0)
             break;
-        got += count > 0 ? (size_t)count : 0;
+        done += got > 0 ? (size_t)got : 0;
     }
-    bytes[got] = '\0';
-    *size = got;
-    return STATUS_OK;
+    return (ssize_t)done;
 }
 
 enum status file_refuse_pointer(const void *bytes, size_t size)
@@ -440,9 +436,15 @@ static enum status read_open(int fd, char **bytes, size_t *size)
     *size = (size_t)info.st_size;
     *bytes = malloc(*size + 1);
     TRY(ALLOCATED(*bytes, "out of memory for its %zu bytes", *size));
-    enum status status = read_all(fd, *bytes, size);
-    if (status == STATUS_OK)
+    ssize_t got = file_read_at(fd, *bytes, *size, 0); /* fewer bytes if the file has become shorter */
+    enum status status = STATUS_OK;
+    if (got < 0)
+        status = status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
+    else {
+        (*bytes)[got] = '\0';
+        *size = (size_t)got;
         status = file_refuse_pointer(*bytes, *size);
+    }
     if (status != STATUS_OK) {
         free(*bytes);
         *bytes = NULL;

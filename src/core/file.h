@@ -20,6 +20,10 @@ enum status file_check_new_folder(const char *path);
 /* Writes all `count` bytes, retrying short writes. Returns false with errno set on an error. */
 bool file_write_all(int fd, const char *bytes, size_t count);
 
+/* Reads `count` bytes at an offset, retrying short reads. Returns the number of bytes, which is smaller at
+ * the end of the file, or -1 with errno set. */
+ssize_t file_read_at(int fd, void *bytes, size_t count, uint64_t offset);
+
 /* Syncs the folder of `path`, so that the name of a new file survives a crash. Ignores errors: some file
  * systems cannot sync folders, and the file's contents are already safe. */
 void file_sync_folder(const char *path);

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
 #include "core/stats.h"
-#include "core/status.h"
 #include "core/text.h"
 #include "data/remote.h"
 #include "run/advise.h"
@@ -178,12 +178,6 @@ static double fit(struct remains *remains, bool robust)
     return (double)count - (double)(remains->ways + remains->rounds) + 1;
 }
 
-static int compare_values(const void *left, const void *right)
-{
-    const double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
 /* Estimates the standard deviation of the rates from the residuals of medians. As many residuals are 0 as
  * there are centres; a few may be far off. */
 static double deviation_of(const struct remains *remains, double freedom)
@@ -194,7 +188,7 @@ static double deviation_of(const struct remains *remains, double freedom)
         for (size_t round = 0; round < remains->rounds; round++)
             if (!isnan(remains->of[way][round]))
                 sizes[count++] = fabs(remains->of[way][round]);
-    qsort(sizes, count, sizeof sizes[0], compare_values);
+    qsort(sizes, count, sizeof sizes[0], compare_reals);
     return 2.32 * sizes[count - (size_t)ceil(freedom * 2 / 3)];
 }
 

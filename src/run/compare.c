@@ -805,12 +805,6 @@ static size_t label_of(const struct comparison *comparison, const struct labels 
     return strlen(text_printable(*raw ? raw : differs ? "as most" : "all", label, size));
 }
 
-static int by_hash(const void *x, const void *y)
-{
-    uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
-    return (a > b) - (a < b);
-}
-
 /* Chooses what the labels show, so that no two labels are equal. */
 static enum status choose_labels(const struct comparison *comparison, struct labels *labels)
 {
@@ -823,7 +817,7 @@ static enum status choose_labels(const struct comparison *comparison, struct lab
     for (size_t p = 0; p < comparison->pair_count; p++)
         hashes[p] = fnv_add(FNV_BEGIN, label,
                             label_of(comparison, labels, &comparison->pairs[p], label, sizeof label));
-    qsort(hashes, comparison->pair_count, sizeof *hashes, by_hash);
+    qsort(hashes, comparison->pair_count, sizeof *hashes, compare_u64);
     for (size_t p = 1; p < comparison->pair_count; p++)
         labels->empty |= hashes[p] == hashes[p - 1];
     return STATUS_OK;

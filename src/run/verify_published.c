@@ -116,8 +116,8 @@ struct worker {
     void *drawing; /* scratch memory of published_draw() */
     struct image_scratch scratch;
     uint8_t *pixels, *mask;
-    uint32_t *numbers; /* of the files in a folder */
-    size_t number_count, number_room;
+    uint32_t *numbers;                /* of the files in a folder */
+    size_t number_count, number_room; /* files of the folder, and the most of a folder */
 };
 
 static void count_file(struct verification *verification, enum kind kind, uint64_t order, bool equal,
@@ -284,20 +284,12 @@ static void image_name(const struct verification *verification, const struct cla
         published_image_name(verification->set, row, number, name);
 }
 
-static int compare_numbers(const void *a, const void *b)
-{
-    uint32_t first = *(const uint32_t *)a, second = *(const uint32_t *)b;
-    return (first > second) - (first < second);
-}
-
 static enum status add_number(struct worker *worker, uint32_t number)
 {
     if (worker->number_count == worker->number_room) {
-        size_t room = worker->number_room ? 2 * worker->number_room : 1024;
-        uint32_t *larger = realloc(worker->numbers, room * sizeof *larger);
-        TRY(ALLOCATED(larger, "out of memory for a list of files"));
-        worker->numbers = larger;
-        worker->number_room = room;
+        TRY(ALLOCATED(array_grow(&worker->numbers, worker->number_room, sizeof *worker->numbers),
+                      "out of memory for a list of files"));
+        worker->number_room++;
     }
     worker->numbers[worker->number_count++] = number;
     return STATUS_OK;
@@ -336,7 +328,7 @@ static enum status list_files(struct verification *verification, struct worker *
             count_foreign(verification, whole);
     }
     if (worker->number_count > 0)
-        qsort(worker->numbers, worker->number_count, sizeof *worker->numbers, compare_numbers);
+        qsort(worker->numbers, worker->number_count, sizeof *worker->numbers, compare_u32);
     return STATUS_OK;
 }
 

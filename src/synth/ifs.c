@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/parallel.h"
 #include "core/timer.h"
 #include "machine/host.h"
@@ -607,12 +608,6 @@ void ifs_bank_adopt(struct ifs_bank *bank, int fd, const struct guard *guard, st
     bank->facts = (struct ifs_bank_facts){bank->count, bytes, seconds};
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
-    return (left > right) - (left < right);
-}
-
 /* Lists the orbits that are missing, each one once, and divides them into groups of one class. */
 static enum status list_missing(const uint64_t *orbits, size_t count, struct order *order)
 {
@@ -630,7 +625,7 @@ static enum status list_missing(const uint64_t *orbits, size_t count, struct ord
     for (size_t i = listed = 0; i < count; i++)
         if (!bank->maps[orbits[i]])
             order->orbits[listed++] = orbits[i];
-    qsort(order->orbits, listed, sizeof *order->orbits, ascending);
+    qsort(order->orbits, listed, sizeof *order->orbits, compare_u64);
     for (size_t i = 0; i < listed; i++) {
         const uint64_t orbit = order->orbits[i];
         if (order->count && order->orbits[order->count - 1] == orbit)
