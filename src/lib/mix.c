@@ -85,11 +85,10 @@ static enum status join_classes(const struct fdsl_mix_config *config, struct fds
                               given);
         mix->classes[k] = given ? given : mix->classes[k];
         if (offset && mix->classes[k] == 0 && k + 1 < mix->request.count)
-            return status_set(
-                STATUS_USAGE,
-                "classes: labels 'offset' needs the number of classes of source %u, which has no "
-                "class folders; set it",
-                k);
+            return status_set(STATUS_USAGE,
+                              "classes: labels 'offset' needs the number of classes of source %u, which has "
+                              "no class folders; set it",
+                              k);
         if (offset)
             mix->request.sources[k].label_offset = (uint32_t)total;
         total += mix->classes[k];

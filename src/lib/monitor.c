@@ -51,11 +51,10 @@ static enum status check_device(int device)
     if (device == FDSL_ALL_DEVICES || device == FDSL_CPU)
         return STATUS_OK;
     TRY(lib_check_device(device));
-    return device < device_count() ? STATUS_OK
-                                   : status_set(STATUS_UNAVAILABLE,
-                                                "device: this process sees %d CUDA devices, "
-                                                "but no device %d",
-                                                device_count(), device);
+    return device < device_count()
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE, "device: this process sees %d CUDA devices, but no device %d",
+                            device_count(), device);
 }
 
 static enum status check_config(const struct fdsl_monitor_config *config)

@@ -184,9 +184,8 @@ static enum status listen_at(const struct addrinfo *found, const char *port)
     }
     if (listener < 0)
         return errno == EADDRNOTAVAIL
-                   ? status_set(STATUS_USAGE,
-                                "address: it is not one of this machine, where rank 0 listens; give all "
-                                "ranks the address of the machine of rank 0")
+                   ? status_set(STATUS_USAGE, "address: it is not one of this machine, where rank 0 listens; "
+                                              "give all ranks the address of the machine of rank 0")
                    : status_set(STATUS_FAILED,
                                 "port: rank 0 cannot listen at port %s: %s; choose another one on all ranks",
                                 port, strerror(errno));
@@ -416,8 +415,8 @@ enum status lib_ranks_open(const struct fdsl_trainer_config *config, uint32_t *r
         return config->world_size == 1
                    ? STATUS_OK
                    : status_set(STATUS_USAGE,
-                                "world_size: %" PRIu32 " ranks need a place to meet: address, mpi_comm "
-                                "or nccl_id",
+                                "world_size: %" PRIu32
+                                " ranks need a place to meet: address, mpi_comm or nccl_id",
                                 config->world_size);
     ranks.rank = (int)config->rank;
     ranks.size = (int)config->world_size;

@@ -253,8 +253,8 @@ static enum status check_shape(struct set_stream_request *request)
     return channels == 0 || request->channels == channels
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "channels: it is %u, but the first image has %u; set channels to %u, or choose "
-                            "a transform, which converts them",
+                            "channels: it is %u, but the first image has %u; set channels to %u, or choose a "
+                            "transform, which converts them",
                             channels, request->channels, request->channels);
 }
 
@@ -405,24 +405,21 @@ static enum status set_axes(const struct fdsl_stream_config *config, struct fdsl
     int axes;
     TRY(lib_find_name("axes", config->axes, names, &axes));
     if (!clips)
-        return axes == 0
-                   ? STATUS_OK
-                   : status_set(STATUS_USAGE, "axes: it is for clips, but the samples are images; leave it "
-                                              "at its default, or set layout");
+        return axes == 0 ? STATUS_OK
+                         : status_set(STATUS_USAGE, "axes: it is for clips, but the samples are images; "
+                                                    "leave it at its default, or set layout");
     const char *field = rand_augments(config) ? "rand_augment"
                         : config->mixup > 0   ? "mixup"
                         : config->cutmix > 0  ? "cutmix"
                                               : NULL;
     if (field)
-        return status_set(STATUS_USAGE,
-                          "%s: it is for images, but the samples are clips of %u frames; leave it at "
-                          "its default",
-                          field, request->depth);
-    if (self->output.interleaved)
         return status_set(
             STATUS_USAGE,
-            "layout: it is for images, but the samples are clips; leave it at its default, and set "
-            "axes to \"thwc\"");
+            "%s: it is for images, but the samples are clips of %u frames; leave it at its default", field,
+            request->depth);
+    if (self->output.interleaved)
+        return status_set(STATUS_USAGE, "layout: it is for images, but the samples are clips; leave it at "
+                                        "its default, and set axes to \"thwc\"");
     self->output.interleaved = axes == 2;
     self->output.frames = axes == 1;
     return STATUS_OK;
@@ -501,9 +498,8 @@ static enum status set_mixing(const struct fdsl_stream_config *config, struct fd
                    ? STATUS_OK
                    : status_set(STATUS_USAGE, "classes: it has an effect only with mixup or cutmix");
     if (config->classes == 0 && source->classes < 2)
-        return status_set(STATUS_USAGE,
-                          "classes: the targets of mixup and cutmix need the number of classes, and the data "
-                          "set does not name its classes; set it");
+        return status_set(STATUS_USAGE, "classes: the targets of mixup and cutmix need the number of "
+                                        "classes, and the data set does not name its classes; set it");
     self->info.classes = config->classes ? config->classes : source->classes;
     self->order.mixes = true;
     self->mixing = mixing;
@@ -679,8 +675,7 @@ static enum status choose_decoder(const struct fdsl_stream_config *config, const
     if (decodes && config->device < 0)
         return status_set(
             STATUS_USAGE,
-            "decoder: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 or another "
-            "CUDA device",
+            "decoder: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 or another CUDA device",
             config->decoder);
     if (share > 0 && config->device < 0)
         return status_set(
@@ -875,10 +870,10 @@ static enum status check_mixed(const struct fdsl_stream_config *config)
                         : config->cutmix > 0  ? "cutmix"
                         : config->classes > 0 ? "classes"
                                               : NULL;
-    return field ? status_set(STATUS_USAGE,
-                              "%s: it has no effect on mixtures; mix the images of a batch in the training "
-                              "loop",
-                              field)
+    return field ? status_set(
+                       STATUS_USAGE,
+                       "%s: it has no effect on mixtures; mix the images of a batch in the training loop",
+                       field)
                  : STATUS_OK;
 }
 
@@ -924,12 +919,11 @@ static enum status join_formats(struct fdsl_stream *self)
         if (memcmp(a, b, sizeof first->info.shape) != 0 || part->output.type != first->output.type ||
             part->output.interleaved != first->output.interleaved ||
             part->output.frames != first->output.frames)
-            return status_set(
-                STATUS_USAGE,
-                "the images of source %u of the mixture are %s of %ux%ux%u%s, those of source 0 "
-                "%s of %ux%ux%u%s; give all sources one size, layout and type",
-                k, dtype_names[part->output.type], b[0], b[1], b[2], b[3] ? " (clips)" : "",
-                dtype_names[first->output.type], a[0], a[1], a[2], a[3] ? " (clips)" : "");
+            return status_set(STATUS_USAGE,
+                              "the images of source %u of the mixture are %s of %ux%ux%u%s, those of source "
+                              "0 %s of %ux%ux%u%s; give all sources one size, layout and type",
+                              k, dtype_names[part->output.type], b[0], b[1], b[2], b[3] ? " (clips)" : "",
+                              dtype_names[first->output.type], a[0], a[1], a[2], a[3] ? " (clips)" : "");
         self->transform = checksum_seeded(&part->transform, sizeof part->transform, self->transform + k);
     }
     return STATUS_OK;
@@ -1195,9 +1189,10 @@ void fdsl_stream_close(struct fdsl_stream *stream)
 
 static enum status check_opened(const struct fdsl_stream *stream)
 {
-    return stream->opening ? status_set(STATUS_USAGE, "stream: it is not open; call fdsl_stream_wait() until "
-                                                      "it returns FDSL_OK")
-                           : STATUS_OK;
+    return stream->opening
+               ? status_set(STATUS_USAGE,
+                            "stream: it is not open; call fdsl_stream_wait() until it returns FDSL_OK")
+               : STATUS_OK;
 }
 
 enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct fdsl_stream_info *info)
@@ -1265,11 +1260,11 @@ static enum status check_masks(const struct fdsl_stream *stream, const char *nam
 {
     return stream->info.mask_bytes
                ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "%s: the stream has no masks; generated images of some formulas have them, such "
-                            "as segrcdb, and data sets whose samples have the member mask.png or "
-                            "multihot.npy",
-                            name);
+               : status_set(
+                     STATUS_USAGE,
+                     "%s: the stream has no masks; generated images of some formulas have them, such as "
+                     "segrcdb, and data sets whose samples have the member mask.png or multihot.npy",
+                     name);
 }
 
 /* Checks that a stream has targets. */
@@ -1736,12 +1731,11 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *giv
     const struct stream_state state = taken_state(given);
     struct stream_state own;
     TRY(save(stream, &own));
-    TRY(stream_state_check(
-        "state", &state, &own, stream->info.steps,
-        stream->source->rows
-            ? "dtype and align"
-            : "out_res, fit, flip, exact_resize, rand_augment, changes of colour, erasing, mixup, cutmix, "
-              "classes, channels, layout, dtype, mean and std"));
+    TRY(stream_state_check("state", &state, &own, stream->info.steps,
+                           stream->source->rows
+                               ? "dtype and align"
+                               : "out_res, fit, flip, exact_resize, rand_augment, changes of colour, "
+                                 "erasing, mixup, cutmix, classes, channels, layout, dtype, mean and std"));
     return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 

@@ -177,9 +177,8 @@ enum status gpu_others_look(int device, enum gpu_others_action action, struct gp
                                      "GPU %d (%s) is in use by %s; end %s, choose another GPU with --device "
                                      "or --best-gpu, or allow it with --gpu-others warn",
                                      device, id, text, others->count == 1 ? "it" : "them"));
-    status_warn_own(
-        "GPU %d (%s) is also used by %s, which can slow down the timed runs; end %s, choose another "
-        "GPU with --device or --best-gpu, or accept it with --gpu-others ignore",
-        device, id, text, others->count == 1 ? "it" : "them");
+    status_warn_own("GPU %d (%s) is also used by %s, which can slow down the timed runs; end %s, choose "
+                    "another GPU with --device or --best-gpu, or accept it with --gpu-others ignore",
+                    device, id, text, others->count == 1 ? "it" : "them");
     return comm_agree(STATUS_OK);
 }

@@ -1,6 +1,5 @@
 #include "run/verify_published.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -45,8 +44,7 @@ static const struct option_spec specs[] = {
     {"draw", "WHAT", OPTION_CHOICE, AT(draw), .fallback = "patches", .choices = draws,
      .help =
          "what the images of a fractal set show. points: compared pixel by pixel; patches: their bits are "
-         "random, so the pixels that they can cover and the share of set bits are compared. WHAT is one "
-         "of"},
+         "random, so the pixels that they can cover and the share of set bits are compared. WHAT is one of"},
     {"threads", "N", OPTION_COUNT, AT(threads), .maximum = THREADS_MAX,
      .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
@@ -295,18 +293,12 @@ static enum status add_number(struct worker *worker, uint32_t number)
     return STATUS_OK;
 }
 
-static void close_folder(DIR **folder)
-{
-    if (*folder)
-        closedir(*folder);
-}
-
 /* Lists the numbers below `count` of the PNG files in a folder, in ascending order. Counts PNG files with
  * names that are not in the set. A folder that does not exist has no files. */
 static enum status list_files(struct verification *verification, struct worker *worker, const char *path,
                               const struct class_row *row, uint32_t count)
 {
-    CLOSED_BY(close_folder) DIR *folder = opendir(path);
+    CLOSED_BY(folder_close) DIR *folder = opendir(path);
     worker->number_count = 0;
     if (!folder && errno == ENOENT)
         return STATUS_OK;
@@ -428,7 +420,7 @@ static enum status find_foreign_folders(struct verification *verification)
     const struct class_row none = {0};
     char path[PATH_MAX], entry_path[PATH_MAX];
     snprintf(path, sizeof path, "%s%s", verification->folder, inner ? "/image" : "");
-    CLOSED_BY(close_folder) DIR *folder = opendir(path);
+    CLOSED_BY(folder_close) DIR *folder = opendir(path);
     TRY(list_files(verification, &verification->workers[0], path, &none, 0));
     for (struct dirent *entry; folder && (entry = readdir(folder));) {
         struct stat info;
@@ -678,8 +670,8 @@ static enum status report(const struct verification *verification)
     }
     if (verification->rules && !verification->points && verification->compared[IMAGES] > 0)
         puts("The script draws patches with an unseeded generator, so their pixels cannot be compared. Here, "
-             "\"equal\" "
-             "means that only pixels of patches are set, and that the share of set bits is as expected.");
+             "\"equal\" means that only pixels of patches are set, and that the share of set bits is as "
+             "expected.");
     if (compared == 0 && verification->foreign == 0)
         return status_about(status_set(STATUS_USAGE,
                                        "%s: contains no file of %s; name the folder that contains image/ or "

@@ -713,9 +713,8 @@ enum status class_ranges_read(const char *path, const char *preset, const struct
                               struct class_ranges *ranges)
 {
     (void)path, (void)preset, (void)formula, (void)ranges;
-    return status_set(STATUS_UNAVAILABLE,
-                      "this build cannot read class ranges: install inih (libinih-dev) and "
-                      "build again, or give the classes as a CSV list");
+    return status_set(STATUS_UNAVAILABLE, "this build cannot read class ranges: install inih (libinih-dev) "
+                                          "and build again, or give the classes as a CSV list");
 }
 
 #endif

@@ -585,11 +585,10 @@ enum status ifs_bank_check(const struct ifs_bank *bank)
     return fstat(bank->fd, &info) == 0 && (uint64_t)info.st_size == bank->file_bytes &&
                    info.st_mtim.tv_sec == bank->time.tv_sec && info.st_mtim.tv_nsec == bank->time.tv_nsec
                ? STATUS_OK
-               : status_set(
-                     STATUS_FAILED,
-                     "the file of orbits in %s was changed while it was in use; run again, which checks "
-                     "it and computes it anew if it is damaged",
-                     OPTION_OR_FIELD("--cache-dir", "cache_dir"));
+               : status_set(STATUS_FAILED,
+                            "the file of orbits in %s was changed while it was in use; run again, which "
+                            "checks it and computes it anew if it is damaged",
+                            OPTION_OR_FIELD("--cache-dir", "cache_dir"));
 }
 
 void ifs_bank_adopt(struct ifs_bank *bank, int fd, const struct guard *guard, struct timespec time,

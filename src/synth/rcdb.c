@@ -33,9 +33,8 @@ const struct formula formula_rcdb = {
     .parameters = lines_radial_parameters,
     .parameter_count = LINES_RADIAL_PARAMETERS,
     .mean_key = "nvertex_mean",
-    .published_keys = "Vertex=vertices,Perlin_noise=noise,line_width=line_width,Center_rad=radius,"
-                      "Line_num=orbits,Oval_rate_x=oval_x,Oval_rate_y=oval_y,start_pos_h=start_y,"
-                      "start_pos_w=start_x",
+    .published_keys = "Vertex=vertices,Perlin_noise=noise,line_width=line_width,Center_rad=radius,Line_num="
+                      "orbits,Oval_rate_x=oval_x,Oval_rate_y=oval_y,start_pos_h=start_y,start_pos_w=start_x",
     .id_most = UINT32_MAX,
     .classes = 1000,
     .presets = presets,
