@@ -1111,18 +1111,27 @@ static enum status begin_call(const struct fdsl_generator *self, const struct ca
     return check_call(self, call);
 }
 
+/* Generates the images of these numbers: of a list, or consecutive ones. */
+static enum fdsl_status generate_numbers(struct fdsl_generator *generator,
+                                         const struct generator_numbers *numbers, bool listed,
+                                         const struct call *call)
+{
+    RESTORED int before = -1;
+    enum status status = begin_call(generator, call, &before);
+    if (status == STATUS_OK)
+        status = listed ? check_pointer(generator, "numbers", numbers->list, sizeof *numbers->list)
+                        : check_first("first", numbers->first, call->count);
+    if (status == STATUS_OK)
+        status = generate(generator, numbers, call);
+    return lib_relay(status);
+}
+
 enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first, uint32_t count, void *images,
                                int64_t *labels, void *stream)
 {
     const struct call call = {.count = count, .images = images, .labels = labels, .stream = stream};
     const struct generator_numbers numbers = {.first = first};
-    RESTORED int before = -1;
-    enum status status = begin_call(generator, &call, &before);
-    if (status == STATUS_OK)
-        status = check_first("first", first, count);
-    if (status == STATUS_OK)
-        status = generate(generator, &numbers, &call);
-    return lib_relay(status);
+    return generate_numbers(generator, &numbers, false, &call);
 }
 
 enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers, uint32_t count,
@@ -1130,13 +1139,7 @@ enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint
 {
     const struct call call = {.count = count, .images = images, .labels = labels, .stream = stream};
     const struct generator_numbers listed = {.list = numbers};
-    RESTORED int before = -1;
-    enum status status = begin_call(generator, &call, &before);
-    if (status == STATUS_OK)
-        status = check_pointer(generator, "numbers", numbers, sizeof *numbers);
-    if (status == STATUS_OK)
-        status = generate(generator, &listed, &call);
-    return lib_relay(status);
+    return generate_numbers(generator, &listed, true, &call);
 }
 
 enum fdsl_status fdsl_generate_targets(struct fdsl_generator *generator, const uint64_t *numbers,
@@ -1145,21 +1148,15 @@ enum fdsl_status fdsl_generate_targets(struct fdsl_generator *generator, const u
 {
     struct call call = {.count = count, .images = images, .stream = stream};
     const struct generator_numbers wanted = {.list = numbers, .first = numbers ? 0 : first};
-    RESTORED int before = -1;
-    enum status status = targets ? lib_check_struct("targets", targets, sizeof *targets) : STATUS_OK;
-    if (status == STATUS_OK && targets) {
+    const enum status status = targets ? lib_check_struct("targets", targets, sizeof *targets) : STATUS_OK;
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    if (targets) {
         call.labels = targets->labels;
         call.masks = targets->masks;
         call.points = targets->points;
     }
-    if (status == STATUS_OK)
-        status = begin_call(generator, &call, &before);
-    if (status == STATUS_OK)
-        status = numbers ? check_pointer(generator, "numbers", numbers, sizeof *numbers)
-                         : check_first("first", first, count);
-    if (status == STATUS_OK)
-        status = generate(generator, &wanted, &call);
-    return lib_relay(status);
+    return generate_numbers(generator, &wanted, numbers != NULL, &call);
 }
 
 static enum status generate_next(struct fdsl_generator *self, uint64_t *next, uint64_t step,

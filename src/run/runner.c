@@ -403,6 +403,16 @@ static enum status supports(const struct runner *runner, const struct variant *v
     return workload->suits ? workload->suits(&settings->options, settings->parameters, variant) : STATUS_OK;
 }
 
+/* Tears the variant down, if it was set up. */
+static void tear_down(const struct variant *variant, void *state)
+{
+    if (state) {
+        phase_enter(PHASE_TEARDOWN);
+        variant->teardown(state);
+    }
+    phase_enter(PHASE_IDLE);
+}
+
 /* Sets up the variant, runs one step, and tears the variant down. */
 static enum status probe_batch(const struct search *search)
 {
@@ -418,11 +428,7 @@ static enum status probe_batch(const struct search *search)
     if (status == STATUS_OK && !runner_on_gpu(runner))
         status = memory_check(search->kept_bytes, "--batch max: a reserve", "lower --batch");
     status = comm_agree(status);
-    if (state) {
-        phase_enter(PHASE_TEARDOWN);
-        variant->teardown(state);
-    }
-    phase_enter(PHASE_IDLE);
+    tear_down(variant, state);
     return status;
 }
 
@@ -569,11 +575,7 @@ static enum status try_share(struct runner *runner, uint32_t share, double *stal
     if (status == STATUS_OK)
         status = workload->mix.probe(state, stall, step_s);
     status = comm_agree(status);
-    if (state) {
-        phase_enter(PHASE_TEARDOWN);
-        variant->teardown(state);
-    }
-    phase_enter(PHASE_IDLE);
+    tear_down(variant, state);
     return status;
 }
 
@@ -1006,11 +1008,7 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
     status = comm_agree(status);
     if (status == STATUS_OK)
         status = job(runner, state, result);
-    if (state) {
-        phase_enter(PHASE_TEARDOWN);
-        variant_to_run(runner)->teardown(state);
-    }
-    phase_enter(PHASE_IDLE);
+    tear_down(variant_to_run(runner), state);
     range_pop();
     show_phase(runner, NULL);
     /* After any other failure, the next monitor_end() or monitor_stop() writes the remaining samples. */
