@@ -1684,33 +1684,18 @@ static enum status save(const struct fdsl_stream *stream, struct stream_state *s
 }
 
 /* Convert between the state of the interface and that of the files. */
+#define STATE(from)                                                                                     \
+    .epoch = (from)->epoch, .sample = (from)->sample, .samples = (from)->samples, .seed = (from)->seed, \
+    .data = (from)->data, .transform = (from)->transform, .global_batch = (from)->global_batch,         \
+    .lanes = (from)->lanes, .shuffle_buffer = (from)->shuffle_buffer, .drop_last = (from)->drop_last
 static struct fdsl_state given_state(const struct stream_state *state)
 {
-    return (struct fdsl_state){.size = sizeof(struct fdsl_state),
-                               .epoch = state->epoch,
-                               .sample = state->sample,
-                               .samples = state->samples,
-                               .seed = state->seed,
-                               .data = state->data,
-                               .transform = state->transform,
-                               .global_batch = state->global_batch,
-                               .lanes = state->lanes,
-                               .shuffle_buffer = state->shuffle_buffer,
-                               .drop_last = state->drop_last};
+    return (struct fdsl_state){.size = sizeof(struct fdsl_state), STATE(state)};
 }
 
 static struct stream_state taken_state(const struct fdsl_state *state)
 {
-    return (struct stream_state){.epoch = state->epoch,
-                                 .sample = state->sample,
-                                 .samples = state->samples,
-                                 .seed = state->seed,
-                                 .data = state->data,
-                                 .transform = state->transform,
-                                 .global_batch = state->global_batch,
-                                 .lanes = state->lanes,
-                                 .shuffle_buffer = state->shuffle_buffer,
-                                 .drop_last = state->drop_last};
+    return (struct stream_state){STATE(state)};
 }
 
 enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_state *state)
