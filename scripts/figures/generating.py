@@ -4,7 +4,7 @@ return values."""
 
 import collections
 
-from devices import PUBLISHED, SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
+from devices import PUBLISHED, SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of, dot, series_over
 from plot import (WIDTH, Plot, count_words, linear_ticks, log_range, log_ticks, micros_tick, micros_words, ticks_125, x_axis)
 from rows import DEFAULTS, newest, sweep_of
 
@@ -43,22 +43,6 @@ def preferred(row):
     return (batch <= 256, batch if batch <= 256 else -batch, row["threads"], row["time_utc"])
 
 
-def series_over(rows, x, free):
-    """Returns lists of rows in order of column x, one list per device and variant. If the rows have several combinations of
-    sweep_of() and the `free` columns, takes the combination with the most points, then the combination with the preferred row."""
-    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for row in rows:
-        combination = sweep_of(row) + tuple(row[column] for column in free)
-        points = groups[device_of(row), row["variant"]][combination]
-        if row[x] not in points or points[row[x]]["time_utc"] <= row["time_utc"]:
-            points[row[x]] = row
-    series = []
-    for combinations in groups.values():
-        best = max(combinations.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
-        series.append([best[value] for value in sorted(best)])
-    return series
-
-
 def one_reference(series):
     """Returns the lines without those of further GPUs and CPUs of the reference. Keeps one of each kind: a model of which the
     user has rows, too, or else the one with the most points."""
@@ -86,7 +70,8 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     published code on an H200."""
     plot = Plot(title)
     candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
-    ours = one_reference(series_over(candidates, x, free))
+    ours = one_reference(series_over(candidates, x, lambda row: (device_of(row), row["variant"]),
+                                     lambda row: sweep_of(row) + tuple(row[column] for column in free), preferred))
     devices = Devices([row for points in ours for row in points])
     add_ours(plot, devices, ours, x)
     add_published(measured, plot, figure)
@@ -217,10 +202,8 @@ def ladder_dots(chosen, device, shift):
     for i, step in enumerate(LADDER):
         row = chosen.get((device, step))
         if row:
-            median, p95 = row.micros("time_median_s"), row.micros("time_p95_s")
-            speed_up = base.micros("time_median_s") / median if base else None
-            dots.append(((1 + i + shift, median, row.micros("time_min_s"), p95, micros_words(median),
-                          f"× {speed_up:.3g}" if speed_up else ""), step))
+            speed_up = f"× {base.micros('time_median_s') / row.micros('time_median_s'):.3g}" if base else ""
+            dots.append((dot(1 + i + shift, row, speed_up), step))
     return dots
 
 
@@ -274,10 +257,9 @@ def formulas(measured):
         for i, preset in enumerate(presets):
             row = chosen.get((device, preset))
             if row:
-                x, median = 1 + i + first + d * box, row.micros("time_median_s")
-                faster = f"× {count_words(scripts[preset] / median)}" if preset in scripts else ""
-                dots.append((x, median, row.micros("time_min_s"), row.micros("time_p95_s"), micros_words(median), faster))
-                plot.rings += [(x, median)] * row.unsettled
+                faster = f"× {count_words(scripts[preset] / row.micros('time_median_s'))}" if preset in scripts else ""
+                dots.append(dot(1 + i + first + d * box, row, faster))
+                plot.rings += [dots[-1][:2]] * row.unsettled
         plot.blocks.append(dots)
     published = [(1.37 + i - box / 2, scripts[preset], micros_words(scripts[preset]))
                  for i, preset in enumerate(presets) if preset in scripts]

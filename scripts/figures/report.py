@@ -12,7 +12,6 @@ The page is self-contained: it needs no other files, network or scripts.
 Exit status: 0 done, 1 gnuplot failed or a file could not be written, 2 usage or invalid input file, 4 gnuplot is missing.
 """
 
-import argparse
 import collections
 import datetime
 import html
@@ -27,7 +26,8 @@ from draw import FIGURES  # noqa: E402
 from exchange import size_words  # noqa: E402
 import loading  # noqa: E402
 import report_train  # noqa: E402
-from plot import ROOT, draw, exit_status, make_folder, micros_words, need_gnuplot, ranks_words, shown_path, write_whole  # noqa: E402
+from plot import ROOT, draw, exit_status, folder_arguments, make_folder, micros_words, need_gnuplot, ranks_words  # noqa: E402
+from plot import shown_path, with_folders, write_whole  # noqa: E402
 from report_train import option_list, options, trainings  # noqa: E402
 from rows import Measured, newest, option_words  # noqa: E402
 
@@ -178,7 +178,7 @@ def others_command(row):
 def group_key(row):
     """Returns the values that the rows of one command share: everything except the variant and the device."""
     others = row["variant"] in loading.NOT_OURS + PUBLISHED or report_train.is_pytorch(row)
-    return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row["schema"].split("/")[0],
+    return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row.workload,
             tuple(command_options(row)),
             (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and workers(row),
             threads_option(row))
@@ -404,21 +404,8 @@ def page(measured, work):
         machines_section(measured.machines), "</main></body></html>", ""])
 
 
-def read_arguments(arguments):
-    parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
-    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "results")
-    parser.add_argument("--reference", type=pathlib.Path, default=ROOT / "results/reference")
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/plots")
-    parser.add_argument("-h", "--help", action="store_true")
-    given = parser.parse_args(arguments)
-    given.out = (given.out or given.results / "report.html").resolve()
-    given.work = given.work.resolve()
-    return given
-
-
 def write_report(arguments):
-    given = read_arguments(arguments)
+    given = with_folders(folder_arguments().parse_args(arguments), "report.html")
     if given.help:
         print(__doc__.strip())
         return

@@ -4,7 +4,7 @@ documents the return values."""
 import collections
 import statistics
 
-from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_per_rank
+from devices import SLOTS, Devices, Missing, about_yours, best_lines, device_of, threads_per_rank
 from learning import JOB, about_job
 from loading import size_words
 from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
@@ -37,7 +37,7 @@ def generating(measured):
     if not lines:
         raise Missing(command, measured.rows)
     add_one_rank(measured, lines)
-    lines = best_lines(lines)
+    lines = best_of_kind(lines)
     devices = Devices([row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
     plot = Plot("Throughput vs. ranks")
@@ -68,7 +68,7 @@ def add_one_rank(measured, lines):
                     points.setdefault(1, row)
 
 
-def best_lines(lines):
+def best_of_kind(lines):
     """Returns one line per device, variant and kind of scaling. Prefers the line with the most points, then the newest line. If ranks
     share the cores of a CPU, every point has a different number of threads per rank. In this case, the points that differ only in
     this number are returned together, and the figure does not join them by a line."""
@@ -193,23 +193,9 @@ def loading_key(row):
     return (device_of(row), row["variant"], sweep_of(row), row["items"], row["sample_bytes"], row["batch"] / row["ranks"], *options)
 
 
-def best_loading(rows):
-    """Returns one line of several ranks per device and variant. Prefers the line with the most points, then the newest line."""
-    lines = collections.defaultdict(dict)
-    for row in sorted(rows, key=lambda row: row["time_utc"]):
-        lines[loading_key(row)][row["ranks"]] = row
-    best = {}
-    def worth(points):
-        return len(points), max(row["time_utc"] for row in points.values())
-    for (device, variant, *_), points in lines.items():
-        if max(points) > 1 and worth(points) >= worth(best.get((device, variant), points)):
-            best[device, variant] = points
-    return [[points[ranks] for ranks in sorted(points)] for points in best.values() if any(row["efficiency"] for row in points.values())]
-
-
 def loading(measured):
     candidates = [row for row in measured.load_sweeps if not row["compute"]]
-    lines = best_loading(candidates)
+    lines = [points for points in best_lines(candidates, loading_key, "ranks", 1) if any(row["efficiency"] for row in points)]
     if not lines:
         raise Missing(LOADING, measured.loads)
     plot, lines, devices = one_panel("Loading throughput vs. ranks", lines, "samples", lambda row: (
