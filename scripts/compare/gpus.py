@@ -39,8 +39,9 @@ import sys
 import time
 
 import torch_ranks  # in this folder
+from shared import PROGRAM, ROOT, Failed, rows_of, run_script
+from torch_ranks import torchrun
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/figures"))
 sys.pycache_prefix = str(ROOT / "build/pycache")
 
@@ -53,12 +54,6 @@ MANY_BYTES = "180000000"  # gradients of vit-base in bf16
 BATCH, OUT_RES, WARM, RATE_S = 256, 224, 300, 3  # of fdsl.torch.Loader; WARM: batches before the timing
 STOP_S = 5
 LATE = "stopped by --limit-s"
-
-
-class Failed(Exception):
-    def __init__(self, text, status=1):
-        super().__init__(text)
-        self.status = status
 
 
 class Run:
@@ -89,7 +84,7 @@ def arguments():
                         f"{','.join(str(network[0]) for network in NETWORKS.values())})")
     parser.add_argument("--launcher", default=os.environ.get("MPIRUN", "mpirun --bind-to none -n"),
                         help="launcher of the ranks (default: MPIRUN, or mpirun --bind-to none -n)")
-    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench")),
+    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", PROGRAM),
                         help="the program (default: FDSL_BENCH, or fdsl-bench of this project)")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
     given = parser.parse_args()
@@ -170,11 +165,6 @@ def formulas(given):
         for gpus in dict.fromkeys((given.gpus[0], given.gpus[-1])):
             yield formula, gpus, 8, [*ranks(given, gpus), "--variant", "fused", *options, "--batch", "256", "--verify", "--min-time", "0.3",
                                      "--max-time", "1", "--out", "{}"], None
-
-
-def torchrun(gpus, *words):
-    return [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={gpus}", "--max-restarts=0",
-            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", *words]
 
 
 def python(given):
@@ -295,7 +285,7 @@ def collect(given, runs):
 
 def results(run):
     """Returns [(what, GPUs, value, unit)] of a complete run."""
-    rows = list(csv.DictReader(run.done.read_text("utf-8").splitlines()))
+    rows = rows_of(run.done.read_text("utf-8"))
     if run.part_name == "images":
         return []
     if not rows:
@@ -395,15 +385,5 @@ def main():
     return 1 if failed else 0
 
 
-def interrupted(number, _):
-    sys.exit(128 + number)
-
-
 if __name__ == "__main__":
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, interrupted)
-    try:
-        sys.exit(measure_rank(*sys.argv[2:]) if sys.argv[1:2] == ["--rank"] else main())
-    except (Failed, OSError, subprocess.CalledProcessError) as error:
-        print(f"compare/gpus.py: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "status", 1))
+    run_script("compare/gpus.py", (lambda: measure_rank(*sys.argv[2:])) if sys.argv[1:2] == ["--rank"] else main)

@@ -23,7 +23,6 @@ Exit status: 0 done, 1 a failure, 2 usage, 4 none of the code can run here.
 
 import argparse
 import csv
-import io
 import os
 import pathlib
 import re
@@ -32,16 +31,13 @@ import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import shared  # in this folder
+
+fail = shared.failing("published.py")
 SIZES = [(512, vertices) for vertices in (200, 400, 600, 800, 1000)] + [(256, 1000), (1024, 1000)]  # side, vertices
 ORBITS = 200
 PYTHON = {"published-python": "OriSyntDatasetClass", "published-numpy": "OptimSyntDatasetClass"}
 PACKAGES = {"PIL": "pillow", "noise": "noise", "numpy": "numpy"}
-
-
-def fail(message, status=1):
-    print(f"published.py: {message}", file=sys.stderr)
-    sys.exit(status)
 
 
 def note(message):
@@ -57,7 +53,7 @@ def ours(options, variant, side, vertices, batch):
     done = subprocess.run([options.bench, "--variant", variant, "--res", str(side), "--vertices", str(vertices),
                            "--batch", str(batch), "--loops", "1", "--warmups", "0", "--warmup-time", "0", "--format", "csv"],
                           capture_output=True, text=True, check=False)
-    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    rows = shared.rows_of(done.stdout)
     if done.returncode == 4:
         return None
     if done.returncode or not rows:
@@ -180,7 +176,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("programs", nargs="*", type=sized_program)
     parser.add_argument("--images", type=int, default=10)
-    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench")))
+    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", shared.PROGRAM))
     options = parser.parse_intermixed_args()
     if options.images < 0:
         fail(f"--images {options.images}: give at least 0", 2)

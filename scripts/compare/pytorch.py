@@ -30,7 +30,6 @@ fdsl-bench fails, the exit status is that of fdsl-bench.
 
 import argparse
 import csv
-import errno
 import json
 import math
 import os
@@ -45,7 +44,9 @@ import time
 import traceback
 
 import gpu_use
+import shared
 import torch_ranks
+from shared import rows_of
 
 try:
     import torch
@@ -53,20 +54,11 @@ try:
     from torch_training import (EFFORTS, MODELS, MODES, PRECISIONS, Net, optimizer_of, part, read_data, read_safetensors, trained,
                                 training_of)
 except ImportError as error:
-    if {"-h", "--help"}.intersection(sys.argv[1:]):
-        print(__doc__.strip())
-        sys.exit()
-    print(f"compare/pytorch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
-    sys.exit(4)
+    shared.end_without("compare/pytorch.py", __doc__, error)
 
-PROGRAM = str(pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench")
+PROGRAM, fail = shared.PROGRAM, shared.failing("compare/pytorch.py")
 TOLERANCE = 1e-5  # relative to the loss and to the norm of a gradient tensor
 STEP_TOLERANCE = 1e-3  # relative to the norm of a tensor's update
-
-
-def fail(message, status=1):
-    print(f"compare/pytorch.py: {message}", file=sys.stderr)
-    sys.exit(status)
 
 
 def options_of(path):
@@ -86,10 +78,6 @@ def run(arguments):
     if done.returncode:  # the program has printed the reason
         sys.exit(done.returncode)
     return done.stdout
-
-
-def rows_of(text):
-    return list(csv.DictReader(text.splitlines()))
 
 
 # ---- One step ----
@@ -492,21 +480,7 @@ def main():
 
 def program():
     """Runs main(). If stdout or the file of rows cannot be written, prints one line."""
-    try:
-        try:
-            status = main()
-        except SystemExit as leaving:
-            status = leaving.code
-        sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
-            raise
-        print(f"compare/pytorch.py: output cannot be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
-        return 1
+    return shared.status_of("compare/pytorch.py", main)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ import csv
 import json
 import math
 import pathlib
-import subprocess
 import sys
 import tempfile
+
+import shared  # in this folder
 
 try:
     import numpy
@@ -42,11 +43,7 @@ try:
     from torch.nn import functional
     from torch_training import part, read_safetensors
 except ImportError as error:
-    if {"-h", "--help"}.intersection(sys.argv[1:]):
-        print(__doc__.strip())
-        sys.exit()
-    print(f"compare/vit_timm.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
-    sys.exit(4)
+    shared.end_without("compare/vit_timm.py", __doc__, error)
 try:
     from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 except ImportError:
@@ -56,7 +53,7 @@ try:
 except ImportError:  # timm is too old, or not installed
     param_groups_layer_decay = None
 
-PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench"
+fail = shared.failing("compare/vit_timm.py")
 LOSS, GRADIENT, STEP = 1e-5, 1e-5, 1e-3
 PICTURES = ["--data", "synth", "--res", "224", "--classes", "10", "--train-size", "3", "--batch", "3"]
 # Image size, channels, size of a patch, width, blocks, heads; options of fdsl-bench for samples of this size
@@ -157,23 +154,13 @@ def write_safetensors(path, tensors):
     pathlib.Path(path).write_bytes(len(text).to_bytes(8, "little") + text + values)
 
 
-def fail(message, status=1):
-    print(f"compare/vit_timm.py: {message}", file=sys.stderr)
-    sys.exit(status)
-
-
 def fdsl_step(options, model, optimizer, loss, net, folder):
     """Returns the first step of fdsl-bench from the parameters of `net`, and its row."""
     write_safetensors(f"{folder}/begin.safetensors", dict(net.named_parameters()))
     command = [options.bench, "--variant", options.variant, "--model", model, "--epochs", "1", "--test-size", "2", "--format", "csv",
                "--init", f"{folder}/begin.safetensors", "--export-step", f"{folder}/step"] + MODELS[model][1] + OPTIMIZERS[optimizer] + LOSSES[loss][0]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as reason:
-        fail(f"{options.bench}: {reason.strerror}; build it, or name it with --bench", 2)
-    if done.returncode:
-        fail(done.stderr.strip())
-    return read_safetensors(f"{folder}/step"), list(csv.DictReader(done.stdout.splitlines()))[0]
+    rows = shared.run_bench(fail, command)
+    return read_safetensors(f"{folder}/step"), rows[0]
 
 
 def layers_after(name, blocks):
@@ -242,12 +229,6 @@ def check(options, model, optimizer, loss_name):
 STEP_OPTIONS = ["--classes", "10", "--epochs", "1", "--train-size", "4", "--test-size", "2", "--batch", "4", "--optimizer", "sgd", "--lr", "0.01", "--out-res"]
 
 
-def run(options, arguments):
-    done = subprocess.run([options.bench, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        fail(done.stderr.strip())
-
-
 def write_images(folder, size):
     """Writes random images of two classes, and returns them as the network sees them, by their keys."""
     images, generator = {}, torch.Generator().manual_seed(5)
@@ -262,7 +243,7 @@ def write_images(folder, size):
 
 def logits_of(options, checkpoint, arguments, folder, images):
     """Returns the logits of fdsl-bench up to a constant per image: the logarithms of the probabilities."""
-    run(options, ["--variant", options.variant, "--checkpoint", checkpoint, "--test-data", f"{folder}/images", "--loops", "1", "--top", "10",
+    shared.run_bench(fail, [options.bench, "--variant", options.variant, "--checkpoint", checkpoint, "--test-data", f"{folder}/images", "--loops", "1", "--top", "10",
                   "--predictions", f"{folder}/predictions.csv", *arguments])
     with open(f"{folder}/predictions.csv", encoding="utf-8", newline="") as file:
         rows = {row["key"]: row for row in csv.DictReader(file)}
@@ -302,7 +283,7 @@ def check_logits(options, name):
         if options.fault:
             timm_net.pos_embed.data[0, 3, 0] += 0.1
         theirs_off = logits_off(mine, timm_net, images)
-        run(options, ["--variant", options.variant.replace("infer", "train"), "--model", model, "--init", f"{folder}/timm.pth.tar",
+        shared.run_bench(fail, [options.bench, "--variant", options.variant.replace("infer", "train"), "--model", model, "--init", f"{folder}/timm.pth.tar",
                       "--data", f"{folder}/images", "--mean", "0.5", "--std", "0.25", "--export", f"{folder}/ours.safetensors",
                       *STEP_OPTIONS, str(size), "--channels", "1"])
         timm_net.load_state_dict(read_safetensors(f"{folder}/ours.safetensors"))
@@ -319,7 +300,7 @@ def main():
     parser.add_argument("--models", help="models, separated by commas (default vit-micro,vit-tiny, with --logits vit-large,vit-tiny:160)")
     parser.add_argument("--logits", action="store_true", help="compare logits instead of a training step")
     parser.add_argument("--bound", type=float, default=1e-4, help="bound of --logits (default 1e-4; for infer-vit, which computes in bf16, 0.05)")
-    parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
+    parser.add_argument("--bench", default=shared.PROGRAM, help="path of fdsl-bench")
     parser.add_argument("--fault", action="store_true", help="change one parameter in PyTorch, to see that the check fails")
     options = parser.parse_args()
     options.variant = options.variant or ("infer-omp" if options.logits else "train-omp")
