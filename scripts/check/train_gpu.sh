@@ -303,10 +303,6 @@ killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 
 }
 check "train-$engine, killed five times during training, gives the same weights" \
     killed_at_any_moment "train-$engine" "$small" 300 5
-columns() { # file, names: prints these columns of a CSV file
-    awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
-        { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
-}
 # resnet50 trains on JPEG files that it reads and crops during training. The loss must fall from epoch to epoch.
 jpeg_epochs() {
     local set=$work/jpegs rows=$work/jpegs.csv
@@ -557,9 +553,9 @@ decodes_alike() { # decoder, share: the same weights and losses in every run and
     [[ $1 != hybrid ]] || { "${loading[@]}" $(loads shards) --out-res "$res" --fit random-resized-crop --epochs 2 --export "$name-cpu" &&
         ! cmp -s <(weights "$name-1") <(weights "$name-cpu"); }
 }
-decodes_and_resumes() { # decoder: kills runs within an epoch
+decodes_and_resumes() { # decoder, options: kills runs within an epoch
     # shellcheck disable=SC2207  # several words on purpose
-    within=($(loads shards "$1") --out-res "$res" --fit random-resized-crop --batch 1 --resident-device-bytes 1M)
+    within=($(loads shards "$1") --out-res "$res" --fit random-resized-crop --batch 1 "${@:2}")
     killed_within_an_epoch "$engine-load-$1" "train-$engine" "$small" --mixup 0.8
 }
 decodes_broken() { # decoder: three truncated files are masked; with other decoders, a checkpoint is refused
@@ -582,7 +578,7 @@ for decoder in hardware hybrid; do
             decodes_alike $decoder $share
     done
     alone check "load: $small, --decoder $decoder, killed three times within an epoch, gives the same weights and losses" \
-        decodes_and_resumes $decoder
+        decodes_and_resumes $decoder --resident-device-bytes 1M
     alone check "load: $small, --decoder $decoder: broken samples are masked; another decoder refuses the checkpoint" \
         decodes_broken $decoder
     # shellcheck disable=SC2046,SC2086  # several words on purpose
@@ -596,22 +592,16 @@ for decoder in hardware hybrid; do
 done
 # shellcheck disable=SC2046  # several words on purpose
 check 'load: the same seed gives the same weights, resumed or not' same_weights load "${loading[@]}" $(loads raw)
-killed_while_loading() {
-    # shellcheck disable=SC2207  # several words on purpose
-    within=($(loads shards) --out-res "$res" --fit random-resized-crop --batch 1)
-    killed_within_an_epoch "$engine-load" "train-$engine" "$small" --mixup 0.8
-}
 check "load: train-$engine, killed three times within an epoch, gives the same weights, losses and rows of --log" \
-    killed_while_loading
-counts_masked() { # the row counts the broken samples; more threads give the same weights
-    # shellcheck disable=SC2046  # several words on purpose
-    "${loading[@]}" $(loads broken) --out-res "$res" --on-error mask --threads 1 --export "$work/masked-1" --epochs 3 \
-        --out "$work/masked.csv" &&
-        "${loading[@]}" $(loads broken) --out-res "$res" --on-error mask --threads 4 --export "$work/masked-4" --epochs 3 &&
-        cmp "$work/masked-1" "$work/masked-4" &&
-        [[ $(columns "$work/masked.csv" masked | sort -u) == '3 ' ]]
+    decodes_and_resumes cpu
+counts_masked() { # name, command: the row counts the broken samples; more threads give the same weights
+    local name=$work/$1 run=("${@:2}" --on-error mask)
+    "${run[@]}" --threads 1 --export "$name-1" --out "$name.csv" && "${run[@]}" --threads 4 --export "$name-4" &&
+        cmp "$name-1" "$name-4" && [[ $(columns "$name.csv" masked | sort -u) == '3 ' ]]
 }
-check 'load: three broken samples are masked and counted in every epoch' counts_masked
+# shellcheck disable=SC2046  # several words on purpose
+check 'load: three broken samples are masked and counted in every epoch' counts_masked masked \
+    "${loading[@]}" $(loads broken) --out-res "$res" --epochs 3
 # shellcheck disable=SC2046  # several words on purpose
 check 'load: a broken sample ends training with the name of its file' fails_with 1 "$work/broken/train/.*\.jpg" \
     "${loading[@]}" $(loads broken) --out-res "$res"
@@ -792,14 +782,8 @@ near_cuda() { # the losses of three epochs with the samples and the order of tra
         awk '{ off = ($1 - $2) / $2; if (off < 0) off = -off; if (!(off < 0.1)) bad = 1; print } END { exit bad || NR != 3 }'
 }
 check 'load: train-graph and train-cuda have similar losses' near_cuda
-graph_masks() { # the row counts the broken samples; more threads give the same weights
-    local run=("$bench" --variant train-graph --model cnn --data "$work/digits-broken" --feed load --on-error mask --batch 64 --epochs 2)
-    "${run[@]}" --threads 1 --export "$work/graph-masked-1" --out "$work/graph-masked.csv" &&
-        "${run[@]}" --threads 4 --export "$work/graph-masked-4" &&
-        cmp "$work/graph-masked-1" "$work/graph-masked-4" &&
-        [[ $(columns "$work/graph-masked.csv" masked | sort -u) == '3 ' ]]
-}
-check 'load: train-graph masks and counts three broken samples in every epoch' graph_masks
+check 'load: train-graph masks and counts three broken samples in every epoch' counts_masked graph-masked \
+    "$bench" --variant train-graph --model cnn --data "$work/digits-broken" --feed load --batch 64 --epochs 2
 check 'load: train-graph ends with the name of a broken sample' fails_with 1 "$work/digits-broken/train/.*png" \
     "$bench" --variant train-graph --model cnn --data "$work/digits-broken" --feed load --batch 64
 if command -v mpirun >/dev/null; then
