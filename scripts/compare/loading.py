@@ -61,17 +61,12 @@ sys.path.append(os.path.join(ROOT, "scripts", "figures"))
 from rows import COLUMNS as COLUMNS_OF, SCHEMAS  # noqa: E402
 
 COLUMNS, SCHEMA = COLUMNS_OF["load"], SCHEMAS["load"]
-METADATA = ("samples.csv", "metadata.parquet")
 DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
 
 
 def data_files(folder):
     """Returns the data files of a folder, one per sample, without labels."""
-    found = []
-    for root, _, names in os.walk(folder):
-        found += [os.path.join(root, name) for name in names
-                  if name not in METADATA and name.rsplit(".", 1)[-1].lower() in DATA_EXTENSIONS]
-    return sorted(found)
+    return sorted(os.path.join(root, name) for root, _, names in os.walk(folder) for name in names if is_data(name))
 
 
 def data_shards(folder):
@@ -129,7 +124,9 @@ class DaliLoader:
     """DALI's reader of tars. With --gpu, it decodes and resizes on the GPU. It pads the last batch of an epoch with copies of the last sample. The copies are not
     counted."""
 
-    def __init__(self, dali, shards, extension, options):
+    def __init__(self, dali, shards, options):
+        with tarfile.open(shards[0]) as shard:
+            extension = next(member.name for member in shard if is_data(member.name)).split(".", 1)[1]
         indexes = [shard[:-len("tar")] + "idx" for shard in shards]
         indexes = indexes if all(map(os.path.exists, indexes)) else []
         self.pipeline = dali.Pipeline(batch_size=options.batch, num_threads=max(options.workers, 1),
@@ -264,9 +261,7 @@ def make_loaders(torch, options):
             torch, webdataset.WebDataset(shards, shardshuffle=len(shards), empty_check=False).map(tensor_of), options)
     dali = find_module("nvidia.dali")
     if dali:
-        with tarfile.open(shards[0]) as shard:
-            extension = next(member.name for member in shard if is_data(member.name)).split(".", 1)[1]
-        yield "dali" + gpu, "shards", options.shards, len(shards), lambda: DaliLoader(dali, shards, extension, options)
+        yield "dali" + gpu, "shards", options.shards, len(shards), lambda: DaliLoader(dali, shards, options)
 
 
 def count_epoch(loader):

@@ -21,10 +21,8 @@ Exit status: 0 done, 1 a failure, 2 usage, 4 no PyTorch or no GPU.
 """
 
 import argparse
-import csv
 import gc
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -201,15 +199,9 @@ def print_table(rows):
           f"PyTorch {rows[0]['torch']}")
 
 
-def write_rows(path, rows):
-    new = not os.path.exists(path) or os.path.getsize(path) == 0
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for row in rows:
-            writer.writerow({name: "" if isinstance(value, float) and math.isnan(value) else f"{value:.9g}" if isinstance(value, float) else value
-                             for name, value in row.items()})
+def texts(row):
+    return {name: "" if isinstance(value, float) and math.isnan(value) else f"{value:.9g}" if isinstance(value, float) else value
+            for name, value in row.items()}
 
 
 def number(text):
@@ -250,7 +242,7 @@ def main():
                         "epoch_s": options.images / row["images_per_s"]})
             rows.append({column: row[column] for column in COLUMNS})
             if options.out:
-                write_rows(options.out, rows[-1:])
+                shared.append_rows(options.out, [texts(rows[-1])], COLUMNS)
     print_table(rows)
     return 0
 

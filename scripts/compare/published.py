@@ -76,20 +76,13 @@ def row_of(template, variant, revision, seconds, samples, timed):
             "variant": variant, "revision": revision, "warmups": "1", "samples": str(samples), "timed_stages": timed, "verified": "no"}
 
 
-def append(path, row):
-    new = not path.exists() or path.stat().st_size == 0
-    if not new:
+def keep(path, row):
+    """Appends a row to the file, and prints it."""
+    if path.exists() and path.stat().st_size > 0:
         with open(path, newline="", encoding="utf-8") as file:
             if next(csv.reader(file)) != list(row):
                 fail(f"{path} has the columns of another version; choose a new file", 2)
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, row, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
-def say(row):
+    shared.append_rows(path, [row], row)
     us = 1e6 * float(row["time_median_s"]) / float(row["items"])
     print(f"{row['variant']:18} {row['res']:>5} {row['vertices']:>8} {row['batch']:>6} {us:14.2f}", flush=True)
 
@@ -136,8 +129,7 @@ def time_python(options, revision):
             os.sched_setaffinity(0, cores)
             row = row_of(template, variant, revision, seconds, options.images, "drawing")
             row["threads"] = "1"
-            append(options.out, row)
-            say(row)
+            keep(options.out, row)
             rows += 1
     return rows
 
@@ -165,8 +157,7 @@ def time_program(options, revision, like, side, vertices, batch, program):
     if done.returncode or not mean or not float(mean[1]):
         fail(f"{program} printed no time: {(done.stdout + done.stderr).strip()[:100]}")
     row = row_of(template, f"published-{like}", revision, [1e-3 * float(mean[1]) * batch], 1, "mean of its own")
-    append(options.out, row)
-    say(row)
+    keep(options.out, row)
     return True
 
 

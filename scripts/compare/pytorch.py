@@ -29,7 +29,6 @@ fdsl-bench fails, the exit status is that of fdsl-bench.
 """
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -178,12 +177,6 @@ def torch_rows(training, mode, ours, device, threads):
             for number, (epoch, row) in enumerate(zip(training["epochs"], ours))]
 
 
-def append(path, rows):
-    """Appends rows to the file that fdsl-bench has just written."""
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        csv.DictWriter(file, rows[0].keys(), lineterminator="\n").writerows(rows)
-
-
 def print_table(results):
     """Prints one line per run. `results` has triples (set-up in seconds, rows of the epochs, use of the GPU in percent). The ratio is
     the speed relative to the fastest PyTorch mode."""
@@ -259,7 +252,7 @@ def compare(options, arguments):
             failed = 1
             continue
         if options.out:
-            append(options.out, results[-1][1])
+            shared.append_rows(options.out, results[-1][1], results[-1][1][0])
     print_table(results)
     return failed
 
@@ -315,7 +308,7 @@ def measure_on(ranks, options, arguments, job, results):
     for mode, training in trainings.items():
         results.append((training["setup_s"], torch_rows(training, mode, rows, options.device, job["threads"])))
         if options.out:
-            append(options.out, results[-1][1])
+            shared.append_rows(options.out, results[-1][1], results[-1][1][0])
     if failure:
         raise failure
 

@@ -51,6 +51,15 @@ def run_bench(fail, command, named=False):
     return rows_of(done.stdout)
 
 
+def append_rows(path, rows, columns):
+    """Appends rows to a CSV file, with a header if it is new or empty."""
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
 def status_of(script, main):
     """Runs main(). Returns its exit status. If stdout or a file of rows cannot be written, prints one line."""
     try:

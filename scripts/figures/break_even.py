@@ -303,8 +303,7 @@ def figure(measured):
         plot.legend += [(0, group)] * bool(mine)
         for source, points in sorted(mine.items(), key=lambda item: -max(map(rate, item[1].values()))):
             plot.add_series(style_of(source), source.name, [(step, share_of_limit(points[step])) for step in sorted(points)])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **y_axis_from_zero([y for points in plot.blocks for _, y in points], number_words),
+    plot.variables = {**y_axis_from_zero([y for points in plot.blocks for _, y in points], number_words),
                       **x_axis(min(steps) / 1.3, max(steps) * 1.3, steps)}
     plot.caption = [f"Batch {batch:.0f}. A step of calibrated duration on the GPU consumes each batch while the next ones are "
                     "generated or read. Share: mean images per second, divided by batch / step time. At 100 % the GPU never waits, "

@@ -43,8 +43,7 @@ def figure(measured):
             plot.rings += [(row["array_bytes"], row.micros("time_median_s")) for row in points if row.unsettled]
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, micros_tick),
-                      **size_axis([row["array_bytes"] for row in shown])}
+    plot.variables = {**log_ticks(low, high, micros_tick), **size_axis([row["array_bytes"] for row in shown])}
     chooses = " peer uses peer-one-shot or peer-two-shot, so its points can be hidden by theirs."
     plot.caption = [f"{ranks_words(shown[0]['ranks'])}, {shown[0]['dtype']}. Median time of the slowest rank's runs, divided by the "
                     "number of all-reduces per run; whiskers: minimum to 95th percentile."

@@ -96,8 +96,7 @@ def training_time(measured):
         plot.legend.append((0.75, f"{images(line[-1]) / line[-1]['trained_s']:,.0f} images/s after opening"))
     points = [point for block in plot.blocks for point in block]
     x_high = 1.02 * max(x for x, _ in points)
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(max(y for _, y in points)),
-                      **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
+    plot.variables = {"y_high": nice_above(max(y for _, y in points)), **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
     share = live["generate_share"]
     plot.caption = [
         f"Time from opening the data (including initial reading or generation) to the end of each epoch, without tests. "
@@ -202,8 +201,7 @@ def training_rates(measured, model):
     for style, series, words in ((loaded, "LOAD", "loaded (LOAD)"), (generated, "BAT", "generated (BAT)")):
         plot.add_series(style, words, [(gpus, rate, rate, rate) for gpus, rate in measured.published_series("training")[f"{series}+{paper}"]])
     xs = [x for block in plot.blocks for x, *_ in block]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
+    plot.variables = {**y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
     plot.caption = [
         f"{row['variant']}, batch {row['batch'] / row['ranks']:.0f} per GPU, images of 224² pixels. JPEG images are decoded and cut out "

@@ -79,8 +79,7 @@ def figure(measured):
     points = [point for points in plot.blocks for point in points]
     low, high = log_range([value for point in points for value in point[2:]])
     x_low, x_high = min(point[0] for point in points) / 1.3, max(point[0] for point in points) * 1.3
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": "test error (%)",
-                      "x_name": "samples seen (training samples × epochs)",
+    plot.variables = {"y_name": "test error (%)", "x_name": "samples seen (training samples × epochs)",
                       **x_axis(x_low, x_high, ticks_125(x_low, x_high)),
                       **log_ticks(low, min(high, 100), number_words)}
     row, counts = shown[0], sorted({len({row["seed"] for row in rows}) for rows in lines.values()})

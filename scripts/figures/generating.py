@@ -80,8 +80,7 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     if not plot.blocks:
         raise Missing(command, measured.rows)
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, micros_tick),
-                      **axis_of([at for points in plot.blocks for at, *_ in points], x)}
+    plot.variables = {**log_ticks(low, high, micros_tick), **axis_of([at for points in plot.blocks for at, *_ in points], x)}
     plot.caption = [f"{caption} {ERROR_BARS}"] + devices.caption()
     if not ours:
         plot.caption.append("Published points only; there are no rows.")

@@ -75,8 +75,7 @@ def curves_plot(measured, title, y_name, value, x, about):
     low, high = log_range([point[1] for points in plot.blocks for point in points])
     high = min(high, 100) if value is error_percent else high
     shown = [row for line in lines for row in line]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name.format(loss=LOSSES.get(*[shown[0].settings["loss"]] * 2)),
-                      **log_ticks(low, high, number_words)}
+    plot.variables = {"y_name": y_name.format(loss=LOSSES.get(*[shown[0].settings["loss"]] * 2)), **log_ticks(low, high, number_words)}
     plot.caption = [f"{about_job(shown[0])} {about}"] + devices.caption()
     candidates = newest(measured.trains, lambda row: (row.source, job_of(row), line_of(row), row["epoch"], row["init"]))
     plot.notes += about_yours(measured.trains, candidates, shown, JOB, COMMAND)
@@ -163,8 +162,7 @@ def steps(measured):
     y_axis = (linear_y_axis(losses, number_words) if max(losses) < LINEAR_BELOW * min(losses) else
               log_ticks(*log_range(losses), number_words))
     last = max(point[0] for points in plot.blocks for point in points)
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "x_name": "training samples seen",
-                      "y_name": "training loss (mean over the steps of a row)", **y_axis,
+    plot.variables = {"x_name": "training samples seen", "y_name": "training loss (mean over the steps of a row)", **y_axis,
                       **x_axis(0, last * 1.02, linear_ticks(0, last * 1.02), log=False)}
     models = sorted({key[1] for key, _ in shown})
     hosts = sorted({f"{row['device']} (host {row['host']}, revision {row['revision']})" for _, rows in shown for row in rows[-1:]})

@@ -148,8 +148,7 @@ def lines_plot(measured, plot, devices, lines, candidates, words, axis):
     """Fills in the common parts of line figures. `words` formats the y ticks. `axis` returns the x axis for a list of x values."""
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **({"series_crossed": plot.crossed} if plot.crossed else {}),
+    plot.variables = {**({"series_crossed": plot.crossed} if plot.crossed else {}),
                       **log_ticks(low, high, words), **axis(sorted({at for points in plot.blocks for at, *_ in points}))}
     plot.caption += devices.caption()
     plot.notes += about_yours(measured.loads, newest(candidates), shown, ("data", "sample_bytes", "threads") + FREE, COMMAND)

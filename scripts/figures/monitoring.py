@@ -275,8 +275,7 @@ def loaders_over_time(title, source, found, rows):
     titles = [title for title, _, _ in panels] + [RATE_PANEL] * rated
     high = [max(points[1 + p] or 0 for block in plot.blocks for points in block if points[1 + p] != OFF)
             for p in range(len(titles))]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "panels": len(titles), "sampled": len(panels),
-                      "panel_title": titles,
+    plot.variables = {"panels": len(titles), "sampled": len(panels), "panel_title": titles,
                       "panel_high": [100 if title == "GPU use (%)" else nice_above(1.04 * top)
                                      for title, top in zip(titles, high)],
                       "x_high": max(points[-1][0] for points in plot.blocks) or 1}

@@ -54,8 +54,7 @@ def figure(measured):
         for points, schedules in lines.items():
             plot.add_series(group + SLOTS[schedules[-1]], f"{' and '.join(schedules)}, {word}", list(points))
     micros = sorted({row["microbatches"] for row in rows})
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      "percent_high": nice_above(max(value for points in plot.blocks for _, *values in points for value in values)),
+    plot.variables = {"percent_high": nice_above(max(value for points in plot.blocks for _, *values in points for value in values)),
                       **x_axis(micros[0] / 1.2, micros[-1] * 1.2, micros)}
     plot.caption = [f"{about_job(row, OF_PIPELINE)} Measured: median of the epochs, mean over the stages; whiskers: minimum and maximum. "
                     "Formula: for stages of equal cost and messages that take no time."]

@@ -216,6 +216,7 @@ class Plot:
                   "left": self.left, "right": self.right, "top": self.top, "bottom": bottom, "captions": len(lines),
                   "caption": lines, "legends": len(self.legend), "legend_text": [text for _, text in self.legend],
                   "legend_style": [style for style, _ in self.legend], "legend_y": self.legend_ys(), "ring_block": 0,
+                  **({"series": len(self.styles), "series_style": self.styles} if self.styles else {}),
                   **self.variables}
         return "".join(assignment(name, value) for name, value in values.items())
 

@@ -158,8 +158,7 @@ def throughput(measured, model, name, published_styles):
         plot.add_series(style, "loaded (LOAD)" if series.startswith("LOAD") else "generated (BAT)",
                         [(gpus, rate, rate, rate) for gpus, rate in measured.published_series("training")[series]])
     xs = [x for block in plot.blocks for x, *_ in block]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
+    plot.variables = {**y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
                       **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
     plot.caption = [f"{about(rows)} Filled points are measured: median of the runs; whiskers: slowest and fastest run. "
                     f"{about_spread(runs)}",
@@ -197,8 +196,7 @@ def curves(measured, title, value):
         plot.legend.append((0.75, f"{line[-1]['images'] / line[-1]['seconds']:,.0f} images/s"))
     xs, ys = zip(*[point for block in plot.blocks for point in block])
     x_high = 1.02 * max(xs)
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
-                      **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
+    plot.variables = {"y_high": nice_above(1.05 * max(ys)), **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
     row = max(points, key=lambda row: row["time_utc"])
     plot.caption = [f"Measured on held-out images of the same {row['classes']} classes. {row['model']}, "
                     f"ranks: {row['ranks']:.0f}, batch {row['batch']:.0f} per rank, augmentation: {row['augment']}"
