@@ -167,15 +167,9 @@ class Array:
     __slots__ = ("shape", "dtype", "ptr", "nbytes", "_device", "_memory", "_stream", "_stream_owner", "__weakref__")
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: str,
-        device: int,
-        stream: int = 0,
-        owner: object = None,
-        memory: Optional[_Memory] = None,
-        ptr: Optional[int] = 0,
-    ) -> None:
+        self, shape: tuple[int, ...], dtype: str, device: int, stream: int = 0, owner: object = None,
+        memory: Optional[_Memory] = None, ptr: Optional[int] = 0,
+    ) -> None:  # fmt: skip
         if _exports:  # seldom; a call takes longer than this
             collect()
         self.shape, self.dtype, self._device = shape, dtype, device
@@ -254,13 +248,9 @@ class Array:
         return (_DLPACK_CPU, 0) if self._device == CPU else (_DLPACK_CUDA, self._device)
 
     def __dlpack__(
-        self,
-        *,
-        stream: Optional[int] = None,
-        max_version: Optional[tuple[int, int]] = None,
-        dl_device: Optional[tuple[int, int]] = None,
-        copy: Optional[bool] = None,
-    ) -> Any:
+        self, *, stream: Optional[int] = None, max_version: Optional[tuple[int, int]] = None,
+        dl_device: Optional[tuple[int, int]] = None, copy: Optional[bool] = None,
+    ) -> Any:  # fmt: skip
         """Returns a DLPack capsule of the array, without a copy unless the arguments request one.
 
         stream: the consumer's CUDA stream, which then waits for the work that fills the array. None or 1: the legacy

@@ -113,14 +113,9 @@ class Embeddings(_Source):
     _rows = True
 
     def __init__(
-        self,
-        path: Path,
-        tensor: Optional[str] = None,
-        labels: Optional[Path] = None,
-        align: Optional[int] = None,
-        *,
+        self, path: Path, tensor: Optional[str] = None, labels: Optional[Path] = None, align: Optional[int] = None, *,
         num_threads: Optional[int] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         c = RowsConfigStruct()
         check(lib.fdsl_rows_config_init(c, ctypes.sizeof(c)))
         c.path, c.tensor = named(path), None if tensor is None else _text("tensor", tensor)

@@ -395,18 +395,9 @@ class Generator:
         return images, labels
 
     def fill(
-        self,
-        images: Any,
-        labels: Any = None,
-        first: int = 0,
-        *,
-        numbers: Any = None,
-        next: Any = None,
-        step: Optional[int] = None,
-        stream: Any = None,
-        masks: Any = None,
-        points: Any = None,
-    ) -> None:
+        self, images: Any, labels: Any = None, first: int = 0, *, numbers: Any = None, next: Any = None,
+        step: Optional[int] = None, stream: Any = None, masks: Any = None, points: Any = None,
+    ) -> None:  # fmt: skip
         """Generates images first, first + 1, ..., or those with the given numbers, into memory of the caller.
 
         images: shape (count, *shape) with count = 1 to batch, the generator's dtype (for bfloat16 also uint16) and

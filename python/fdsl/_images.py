@@ -68,16 +68,9 @@ class Images(_Source):
 
 
 def of_generator(
-    generator: Generator,
-    batches_per_epoch: Optional[int] = None,
-    rank: int = 0,
-    world_size: int = 1,
-    seed: int = 0,
-    prefetch: int = 2,
-    shuffle: bool = True,
-    count: Optional[int] = None,
-    **named: Any,
-) -> tuple[Images, int, dict[str, Any]]:
+    generator: Generator, batches_per_epoch: Optional[int] = None, rank: int = 0, world_size: int = 1, seed: int = 0,
+    prefetch: int = 2, shuffle: bool = True, count: Optional[int] = None, **named: Any,
+) -> tuple[Images, int, dict[str, Any]]:  # fmt: skip
     """Returns the arguments of a Loader over the images of a generator: the source, the batch size, and the others."""
     config = generator.__reduce__()[1][1]
     batch = generator.batch if count is None else integer("count", count, 1, generator.batch)

@@ -72,15 +72,10 @@ class Mixture(_Source):
     __slots__ = ("sources",)
 
     def __init__(
-        self,
-        sources: Sequence[Any],
-        weights: Sequence[float],
-        *,
-        labels: str = "joined",
-        num_classes: Optional[Sequence[Optional[int]]] = None,
-        epoch: Union[None, int, _Source] = None,
+        self, sources: Sequence[Any], weights: Sequence[float], *, labels: str = "joined",
+        num_classes: Optional[Sequence[Optional[int]]] = None, epoch: Union[None, int, _Source] = None,
         changes: Optional[Mapping[int, Sequence[float]]] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(sources, (list, tuple)):
             raise TypeError(f"sources: it must be a list of data sets, not {type(sources).__name__}")
         for source in sources:

@@ -44,14 +44,8 @@ class Monitor:
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        interval: float = 0.5,
-        device: Any = None,
-        rank: int = 0,
-        name: Optional[str] = None,
-    ) -> None:
+        self, path: Path, *, interval: float = 0.5, device: Any = None, rank: int = 0, name: Optional[str] = None,
+    ) -> None:  # fmt: skip
         c = MonitorConfigStruct()
         check(lib.fdsl_monitor_config_init(c, ctypes.sizeof(c)))
         c.path, c.interval_s = named(path), number("interval", interval, 0.01, 60)

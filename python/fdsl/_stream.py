@@ -189,15 +189,9 @@ class Shards(_Source):
     _kind = b"shards"
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        image: Optional[str] = None,
-        label: Optional[str] = None,
-        cache_dir: Optional[Path] = None,
-        cache_bytes: Union[None, int, str] = None,
-        labels: Optional[Path] = None,
-    ) -> None:
+        self, path: Path, *, image: Optional[str] = None, label: Optional[str] = None, cache_dir: Optional[Path] = None,
+        cache_bytes: Union[None, int, str] = None, labels: Optional[Path] = None,
+    ) -> None:  # fmt: skip
         self._open_path(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes, labels=labels)
 
 
@@ -580,13 +574,9 @@ class _Stream:
         return memory
 
     def fill(
-        self,
-        images: int,
-        labels: Optional[int],
-        stream: Optional[int],
-        targets: Optional[int] = None,
+        self, images: int, labels: Optional[int], stream: Optional[int], targets: Optional[int] = None,
         masks: Optional[int] = None,
-    ) -> Optional[int]:
+    ) -> Optional[int]:  # fmt: skip
         """Copies the next batch to addresses, on a CUDA stream. Returns the number of samples; None at the end of an epoch."""
         if masks is not None:
             status = self._await(lib.fdsl_stream_fill_masks, images, masks, self._count, stream)
@@ -640,13 +630,9 @@ class _Known:
     __slots__ = ("arrays", "addresses", "given", "stream", "again")
 
     def __init__(
-        self,
-        arrays: tuple[Any, Any, Any, Any],
-        addresses: tuple[int, Optional[int], Optional[int], Optional[int]],
-        given: Any,
-        stream: Callable[[], Optional[int]],
-        again: Optional[Callable[[], bool]],
-    ) -> None:
+        self, arrays: tuple[Any, Any, Any, Any], addresses: tuple[int, Optional[int], Optional[int], Optional[int]],
+        given: Any, stream: Callable[[], Optional[int]], again: Optional[Callable[[], bool]],
+    ) -> None:  # fmt: skip
         self.arrays, self.addresses, self.given, self.stream, self.again = arrays, addresses, given, stream, again
 
     def holds(self, arrays: tuple[Any, Any, Any, Any]) -> bool:
