@@ -285,20 +285,24 @@ latest() { # folder: prints its latest checkpoint, or the pattern itself if ther
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
 }
+# Starts a training run, and kills it up to `most` ms after its first checkpoint whose name matches the pattern.
+killed_after() { # pattern, most, folder of checkpoints, command ...
+    local before pid status=0
+    before=$(latest "$3")
+    "${@:4}" &
+    pid=$!
+    # shellcheck disable=SC2053  # a pattern
+    while kill -0 $pid 2>/dev/null && { [[ $(latest "$3") == "$before" ]] || [[ $(latest "$3") != $1 ]]; }; do sleep 0.002; done
+    sleep "0.$(printf %03d $((RANDOM % $2)))"
+    kill -KILL $pid && wait $pid || status=$?
+    ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
+    echo "killed after $(latest "$3")"
+}
 killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 0.2 s after the first checkpoint of its run
     local run=("$bench" --variant "$1" --model "$2" --data digits --train-size 2000 --test-size 100 --batch 64 --shift 2
-        --epochs "$3") folder=$work/killed-$1 kills=$4 before pid status
+        --epochs "$3") folder=$work/killed-$1 kills=$4
     "${run[@]}" --export "$folder-whole" || return
-    while ((kills-- > 0)); do
-        before=$(latest "$folder")
-        "${run[@]}" --checkpoint "$folder" --resume &
-        pid=$! status=0
-        while kill -0 $pid 2>/dev/null && [[ $(latest "$folder") == "$before" ]]; do sleep 0.005; done
-        sleep "0.$(printf %03d $((RANDOM % 200)))"
-        kill -KILL $pid && wait $pid || status=$?
-        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
-        echo "killed after $(latest "$folder")"
-    done
+    while ((kills-- > 0)); do killed_after '*' 200 "$folder" "${run[@]}" --checkpoint "$folder" --resume || return; done
     "${run[@]}" --checkpoint "$folder" --resume --export "$folder-parts" && cmp "$folder-whole" "$folder-parts"
 }
 check "train-$engine, killed five times during training, gives the same weights" \
@@ -341,22 +345,15 @@ layers='conv*'
 within=(--data digits --train-size 5000 --test-size 100 --batch 16 --shift 2)
 killed_within_an_epoch() { # name, variant, model, options: checks that checkpoints, tests and kills within epochs change no bits
     local run=("$bench" --variant "$2" --model "$3" "${within[@]}" --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
-    local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss' before pid status
+    local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss'
     local of_step='step samples_seen loss accuracy lr gradient_norm test_loss test_acc'
     mkdir "$work/within-$1" || return
     "${run[@]}" --export "$folder-alone" &&
         "${run[@]}" "${stops[@]}" --checkpoint "$folder-whole" --log "$folder-whole.csv" --out "$folder-whole-rows.csv" \
             --export "$folder-stopped" && cmp "$folder-alone" "$folder-stopped" || return
     while ((kills-- > 0)); do
-        before=$(latest "$folder")
-        "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" --out "$folder-rows.csv" --resume &
-        pid=$! status=0
-        while kill -0 $pid 2>/dev/null && { [[ $(latest "$folder") == "$before" ]] || [[ $(latest "$folder") != *step* ]]; }; do
-            sleep 0.002
-        done
-        kill -KILL $pid && wait $pid || status=$?
-        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
-        echo "killed after $(latest "$folder")"
+        killed_after '*step*' 1 "$folder" "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" \
+            --out "$folder-rows.csv" --resume || return
     done
     "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" --out "$folder-rows.csv" --resume --verify \
         --export "$folder-parts" && cmp "$folder-alone" "$folder-parts" &&

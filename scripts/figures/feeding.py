@@ -7,8 +7,7 @@ import statistics
 
 import pretraining
 from devices import Missing, about_yours, counted, device_of, yours_of
-from generating import PAPER
-from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis, y_axis_from_zero
+from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis
 from rows import DEFAULTS, sweep_of
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
@@ -197,12 +196,7 @@ def training_rates(measured, model):
             (ranks, *(of([row["items_per_s"] for row in line[ranks]]) for of in (statistics.median, min, max)))
             for ranks in sorted(line)])
     add_pytorch(plot, measured, network, row["device"])
-    plot.legend.append((0, PAPER))
-    for style, series, words in ((loaded, "LOAD", "loaded (LOAD)"), (generated, "BAT", "generated (BAT)")):
-        plot.add_series(style, words, [(gpus, rate, rate, rate) for gpus, rate in measured.published_series("training")[f"{series}+{paper}"]])
-    xs = [x for block in plot.blocks for x, *_ in block]
-    plot.variables = {**y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
-                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+    pretraining.add_published(plot, measured, {f"LOAD+{paper}": loaded, f"BAT+{paper}": generated})
     plot.caption = [
         f"{row['variant']}, batch {row['batch'] / row['ranks']:.0f} per GPU, images of 224² pixels. JPEG images are decoded and cut out "
         f"anew in each epoch. {row['device']} ({'your rows' if row.source == 'yours' else 'reference rows'}, host {row['host']}, revision "

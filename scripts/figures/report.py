@@ -229,9 +229,10 @@ def percent(value):
     return "" if value is None else f"{100 * value:.3g} %"
 
 
-def interval(row):
-    """Returns the relative error of the median; "" if the row has none."""
-    return "" if row["median_error"] is None else f"± {100 * row['median_error']:.2g} %"
+def time_cells(row):
+    """Returns the cells of the median time per item, its relative error ("" if the row has none), and the range of times."""
+    median, low, high = (micros_words(row.micros(column)) for column in ("time_median_s", "time_min_s", "time_p95_s"))
+    return [("", median), ("", "" if row["median_error"] is None else f"± {100 * row['median_error']:.2g} %"), ("", f"{low} to {high}")]
 
 
 def settled_words(row):
@@ -263,10 +264,8 @@ def exchange_table(rows):
     head = FIRST_COLUMNS + [("size", 0), ("per all-reduce", 0), ("median ±", 0), ("minimum to 95th perc.", 0),
                             ("algbw GB/s", 0), ("busbw GB/s", 0), ("samples", 0)]
     return html_table(head, [
-        first_cells(row) + [("", size_words(row["array_bytes"])),
-         ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
-         ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
-         ("", row.texts["algbw_gbs"]), ("", row.texts["busbw_gbs"]), ("", row.texts["samples"])]
+        first_cells(row) + [("", size_words(row["array_bytes"])), *time_cells(row),
+                            *(("", row.texts[column]) for column in ("algbw_gbs", "busbw_gbs", "samples"))]
         for row in sorted(rows, key=lambda row: (row["array_bytes"], row["variant"]))])
 
 
@@ -288,10 +287,8 @@ def table(rows):
         [("runs" if load else "samples", 0)]
     lines = []
     for row in sorted(rows, key=lambda row: row["time_median_s"] / row["items"], reverse=True):
-        cells = first_cells(row) + [
-                 ("", f"{row['threads']:.0f}"), ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
-                 ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
-                 ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
+        cells = first_cells(row) + [("", f"{row['threads']:.0f}"), *time_cells(row),
+                                    ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
         cells += [("", percent(row["efficiency"]))] if several else []
         cells += [("", f"{row['bytes_per_s'] / 1e9:.3g}"), ("", percent(row["copy_share"]))] if load else \
             [("", report_train.roofline_words(row))]

@@ -241,6 +241,12 @@ def read_file(path, notes=None):
     return kind, rows
 
 
+def read_subfolders(results, reference, name, read):
+    """Returns [(source, read(path, source))] of the CSV files in a subfolder of both folders: yours, then those of the reference."""
+    return [(source, read(path, source)) for source, folder in (("yours", results), ("reference", reference))
+            for path in sorted((pathlib.Path(folder) / name).glob("*.csv"))]
+
+
 def read_published(path, columns):
     """Reads a file of published points as dicts. `columns` is {name: whether it is a number}."""
     header, records = read_csv(path)

@@ -14,6 +14,8 @@ LOADING = ("for n in 1 2; do mpirun --bind-to none -n $n ./fdsl-bench --variant 
            "--out results/load_ranks.csv; done")
 TRAINING = ("scripts/compare/pytorch.py --ranks 1,2 --variant train-omp --model lenet --batch 64 --epochs 3 "
             "--out results/ranks.csv")
+ABOUT_RATES = ("Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
+               "95th percentile and the minimum of the slowest rank's times.")
 KINDS = {"weak": "weak scaling: one batch per rank", "strong": "strong scaling: ranks share a batch"}
 
 
@@ -50,9 +52,8 @@ def generating(measured):
     plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],
                       "y_name": "images per second", "joined": [int(same_threads(points)) for points in lines],
                       **panel_variables(plot, lines, kinds)}
-    plot.caption = ["Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
-                    "95th percentile and the minimum of the slowest rank's times." + shared_devices(lines)]
-    plot.caption += devices.caption()
+    shared = any((row["ranks_per_device"] or 0) > 1 for points in lines for row in points)
+    plot.caption = [ABOUT_RATES + " Some ranks shared a GPU." * shared] + devices.caption()
     plot.notes += about_yours(measured.rows, newest(candidates), [row for points in lines for row in points],
                               ("ranks", "scaling", "batch", "threads"), command)
     return plot
@@ -156,11 +157,6 @@ def panel_variables(plot, lines, kinds):
             "cell_x": [x for _, _, x, _ in cells], "cell_text": [words for *_, words in cells]}
 
 
-def shared_devices(lines):
-    shared = any((row["ranks_per_device"] or 0) > 1 for points in lines for row in points)
-    return " Some ranks shared a GPU." if shared else ""
-
-
 # ---- Loading and training: one panel -------------------------------------------------------------------------------
 
 
@@ -202,8 +198,7 @@ def loading(measured):
         f"{size_words(row['sample_bytes'])} per sample", f"cache {row['cache']}"))
     plot.blocks = [[point_of(row) for row in points] for points in lines] + list(map(ideal, lines))
     fill_panel(plot, devices, lines, "strong", "strong scaling: ranks divide the samples")
-    plot.caption = ["Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
-                    "95th percentile and the minimum of the slowest rank's times."] + devices.caption()
+    plot.caption = [ABOUT_RATES] + devices.caption()
     shown = [row for points in lines for row in points]
     of_ranks = [row for row in newest(candidates) if row["ranks"] > 1]
     plot.notes += about_yours(of_ranks, of_ranks, shown, ("ranks", "threads", "batch", "data"), LOADING)
