@@ -128,7 +128,7 @@ Test(train_scripts, the_comparison_reports_ranks_and_failures)
         "sys.modules['torch.nn'].functional = 0\n"
         "for name in ('EFFORTS', 'MODELS', 'MODES', 'PRECISIONS', 'Net', 'optimizer_of', 'part', "
         "'read_data', "
-        "'read_safetensors', 'trained', 'training_of'): setattr(sys.modules['torch_training'], name, 0)\n"
+        "'read_safetensors', 'step_errors', 'trained', 'training_of'): setattr(sys.modules['torch_training'], name, 0)\n"
         "import pytorch\n"
         "row = {'ranks': '1', 'variant': 'a', 'exchange': '', 'batch': '8', 'items_per_s': '100', 'scaling': "
         "'', "

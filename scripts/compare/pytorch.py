@@ -50,8 +50,8 @@ from shared import rows_of
 try:
     import torch
     from torch.nn import functional
-    from torch_training import (EFFORTS, MODELS, MODES, PRECISIONS, Net, optimizer_of, part, read_data, read_safetensors, trained,
-                                training_of)
+    from torch_training import (EFFORTS, MODELS, MODES, PRECISIONS, Net, optimizer_of, part, read_data, read_safetensors, step_errors,
+                                trained, training_of)
 except ImportError as error:
     shared.end_without("compare/pytorch.py", __doc__, error)
 
@@ -81,17 +81,6 @@ def run(arguments):
 
 # ---- One step ----
 
-def worst(mine, theirs):
-    """Returns the largest relative distance between a tensor of one program and the same tensor of the other, and the
-    tensor's name."""
-    distances = []
-    for name, tensor in theirs.items():
-        norm = tensor.double().norm().item()
-        off = (mine[name].double() - tensor.double()).norm().item()
-        distances.append((off / norm if norm else off, name))
-    return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
-
-
 def check_step(variant, model, arguments, device):
     """Compares one step. Returns whether all differences are within the bounds."""
     with tempfile.TemporaryDirectory() as folder:
@@ -99,18 +88,11 @@ def check_step(variant, model, arguments, device):
         row = rows_of(run(["--variant", variant, "--model", model, "--epochs", "1", "--format", "csv",
                            "--export-step", path] + arguments))[0]
         step = {name: tensor.to(device) for name, tensor in read_safetensors(path).items()}
-    before, after, gradients = (part(step, prefix) for prefix in ("before.", "after.", "gradient."))
-    net = Net(model, before).to(device)
+    net = Net(model, part(step, "before.")).to(device)
     optimizer = optimizer_of(net, row)
     loss = functional.cross_entropy(net(step["inputs"], part(step, "factor.")), step["labels"],
                                     label_smoothing=float(row["label_smoothing"]))
-    loss.backward()
-    off, tensor = worst({name: parameter.grad for name, parameter in net.named().items()}, gradients)
-    optimizer.step()
-    # The difference is relative to the update, because Adam's update has about the size of the learning rate for any gradient.
-    step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named().items()},
-                                  {name: after[name] - before[name] for name in before})
-    loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
+    loss_off, (off, tensor), (step_off, step_tensor) = step_errors(net.named(), loss, step, optimizer.step)
     fine = loss_off <= TOLERANCE and off <= TOLERANCE and step_off <= STEP_TOLERANCE
     print(f"{variant:12} {model:7} {row['optimizer']:6} loss {loss_off:8.1e}  gradients {off:8.1e} ({tensor})  "
           f"step {step_off:8.1e} ({step_tensor})  {'ok' if fine else 'DIFFERS'}")

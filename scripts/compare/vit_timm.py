@@ -41,7 +41,7 @@ try:
     import torch
     from torch import nn
     from torch.nn import functional
-    from torch_training import part, read_safetensors
+    from torch_training import part, read_safetensors, step_errors
 except ImportError as error:
     shared.end_without("compare/vit_timm.py", __doc__, error)
 try:
@@ -183,17 +183,9 @@ def optimizer_of(net, row):
     return torch.optim.AdamW(groups, *constants)
 
 
-def worst(mine, theirs, skips=False):
-    """Returns the largest relative distance between a tensor of one program and the same tensor of the other, and the tensor's
-    name. With `skips`, leaves out the biases of keys."""
-    distances = []
-    for name, tensor in theirs.items():
-        one, other = mine[name].double().flatten(), tensor.double().flatten()
-        if skips and name.endswith("qkv.bias"):
-            one, other = (torch.cat([values.chunk(3)[0], values.chunk(3)[2]]) for values in (one, other))
-        norm, off = other.norm().item(), (one - other).norm().item()
-        distances.append((off / norm if norm else off, name))
-    return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
+def without_keys(name, values):
+    """Leaves out the biases of keys, whose gradients are zero except for rounding."""
+    return torch.cat([values.chunk(3)[0], values.chunk(3)[2]]) if name.endswith("qkv.bias") else values
 
 
 def check(options, model, optimizer, loss_name):
@@ -201,7 +193,7 @@ def check(options, model, optimizer, loss_name):
     net = network(model, 10)
     with tempfile.TemporaryDirectory() as folder:
         step, row = fdsl_step(options, model, optimizer, loss_name, net, folder)
-    before, after, gradients = (part(step, prefix) for prefix in ("before.", "after.", "gradient."))
+    before = part(step, "before.")
     arrived = all(torch.equal(before[name], tensor) for name, tensor in net.named_parameters())
     net.load_state_dict(before)  # the names and shapes must be the same
     for name, factors in part(step, "factor.").items():
@@ -210,15 +202,15 @@ def check(options, model, optimizer, loss_name):
     if options.fault:
         net.norm.bias.data[3] += 1e-2
     torch_step = optimizer_of(net, row)
+
+    def update():
+        if row["clip_norm"]:
+            nn.utils.clip_grad_norm_(net.parameters(), float(row["clip_norm"]))
+        torch_step.step()
+
     loss = LOSSES[loss_name][1](net(step["inputs"]), step["targets"])
-    loss.backward()
-    loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
-    off, tensor = worst({name: parameter.grad for name, parameter in net.named_parameters()}, gradients)
-    if row["clip_norm"]:
-        nn.utils.clip_grad_norm_(net.parameters(), float(row["clip_norm"]))
-    torch_step.step()
-    step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named_parameters()},
-                                  {name: after[name] - before[name] for name in before}, optimizer != "sgd")
+    loss_off, (off, tensor), (step_off, step_tensor) = step_errors(
+        dict(net.named_parameters()), loss, step, update, *([without_keys] if optimizer != "sgd" else []))
     fine = arrived and loss_off <= LOSS and off <= GRADIENT and step_off <= STEP
     print(f"{options.variant:12} {model:9} {optimizer:6} {loss_name:6} parameters {'the same' if arrived else 'CHANGED'}  loss {loss_off:8.1e}  "
           f"gradients {off:8.1e} ({tensor})  step {step_off:8.1e} ({step_tensor})  {'ok' if fine else 'DIFFERS'}")
