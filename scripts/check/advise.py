@@ -135,7 +135,7 @@ def train_all(check):
             if way["reason"] or way["way"] in rates:
                 continue
             *before, command = way["command"].split(" && ")
-            program, *words = shlex.split(command)
+            words = shlex.split(command)[1:]
             words = [os.path.join(folder, "prepared") if word == "prepared" else word for word in words]
             for line in before:
                 subprocess.run([check.bench, *shlex.split(line)[1:]], cwd=folder, check=True, stdout=subprocess.DEVNULL)

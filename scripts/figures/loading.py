@@ -76,10 +76,6 @@ def need(measured, rows):
     return Devices(rows, DEVICES, "samples")
 
 
-def shown_by(devices, rows):
-    return [row for row in rows if device_of(row) in devices.groups]
-
-
 # ---- Words -----------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +255,7 @@ def latency(measured):
                 points = [(1 / (1 - at), *[1e6 * row[f"{call}_{name}_s"]] * 3) for name, at in QUANTILES.items()
                           if row[f"{call}_{name}_s"]]
                 plot.add_series(10 * (devices.groups[device] + 4 * (cache == "cold")) + slot, call, points)
-    shown = shown_by(devices, chosen.values())
+    shown = [row for row in chosen.values() if device_of(row) in devices.groups]
     plot.caption = [f"Latency quantiles over all calls of an epoch of files, one thread. {about_sets(shown)}"]
     lines_plot(measured, plot, devices, [shown], rows, micros_tick,
                lambda _: x_axis(1.6, 1250, [1 / (1 - at) for at in QUANTILES.values()]))
@@ -287,7 +283,7 @@ def dots_plot(plot, devices, groups, slots):
                 plot.rings += [plot.blocks[b][-1][:2]] * rows[b].unsettled
     low, high = log_range([value for dots in plot.blocks for _, *values, _, _ in dots for value in values], 1.6)
     plot.blocks += [[(1 + g, row["variant"], order_of(row)) for g, row in enumerate(names)]]
-    device_lines = add_bar_devices(plot, devices, [(device, rows) for device, rows in groups])
+    device_lines = add_bar_devices(plot, devices, groups)
     plot.variables = {"groups": len(groups), "dots": len(slots), "dot_slot": slots,
                       "device_lines": device_lines,
                       **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick)}

@@ -28,10 +28,6 @@ PANELS = (  # title, scale, columns with their names, minimum height of the axis
 )
 
 
-def rank_order(rank):
-    return len(rank), rank
-
-
 def runs_of(samples):
     """Splits the samples of one rank into its runs. A new run begins where the time restarts."""
     starts = [i for i, sample in enumerate(samples) if i == 0 or sample["time_s"] < samples[i - 1]["time_s"]]
@@ -53,7 +49,7 @@ def last_run(samples):
     ranks = collections.defaultdict(list)
     for sample in samples:
         ranks[sample["rank"]].append(sample)
-    runs = {rank: runs_of(ranks[rank]) for rank in sorted(ranks, key=rank_order)}
+    runs = {rank: runs_of(ranks[rank]) for rank in sorted(ranks, key=lambda rank: (len(rank), rank))}
     lowest = next(iter(runs.values()))
     begin, end = clock_span(lowest[-1])
     series = collections.defaultdict(list)

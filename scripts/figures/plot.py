@@ -258,10 +258,6 @@ class Failed(Exception):
         self.status = status
 
 
-def cannot_write(path, error):
-    return Failed(f"{path} cannot be written: {error.strerror}; free some space, or choose another folder")
-
-
 @contextlib.contextmanager
 def appears_whole(path, temporary):
     """Renames `temporary`, which the `with` block writes, to `path` if the block succeeds; removes it otherwise."""
@@ -271,7 +267,7 @@ def appears_whole(path, temporary):
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise Failed(f"{path} cannot be written: {error.strerror}; free some space, or choose another folder") from None
     finally:
         with contextlib.suppress(OSError):  # report the first error only
             temporary.unlink(missing_ok=True)
