@@ -160,6 +160,20 @@ STAGES_COMMAND = "./fdsl-bench --variant gbase,mem,rng,bat,fused,omp --verify --
 STAGES_NEEDS = "an NVIDIA GPU; without one, use --variant omp"
 
 
+def add_dots(plot, names, slots, chosen, columns, places, faster, heading=lambda device: []):
+    """Adds a block of dots and legend rows per device of `names` (Devices.names()), with the rows of `chosen` ({(device, column): row})
+    at 1, 2, ... for the columns. `faster` returns the bold text of a row. A group has `places` places. Returns the width of one."""
+    box = 0.74 / places
+    first = -0.37 + box / 2
+    for d, (device, name, whose) in enumerate(names):
+        head, *rest = heading(device) + name + [whose]
+        plot.legend += [(10 + slots[d] + 0.1, head)] + [(0.75, line) for line in rest]
+        rows = [(i, column, chosen[device, column]) for i, column in enumerate(columns) if (device, column) in chosen]
+        plot.blocks.append([dot(1 + i + first + d * box, row, faster(device, column, row)) for i, column, row in rows])
+        plot.rings += [point[:2] for point, (_, _, row) in zip(plot.blocks[-1], rows) if row.unsettled]
+    return box
+
+
 def ladder(measured):
     chosen = best_rows(paper_rows(measured, LADDER, res=512, vertices=1000))
     if not chosen:
@@ -167,17 +181,17 @@ def ladder(measured):
     plot = Plot("Time per image of the paper's variants and fused")
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
-    box = 0.74 / (len(names) + bool(measured.published_code))  # the last place of a group is for the published code
-    first = -0.37 + box / 2
+    dot_slots = [6, 2, 5]
+
+    def faster(device, _, row):
+        base = chosen.get((device, "gbase"))
+        return f"× {base.micros('time_median_s') / row.micros('time_median_s'):.3g}" if base else ""
+
+    # the last place of a group is for the published code
+    box = add_dots(plot, names, dot_slots, chosen, LADDER, len(names) + bool(measured.published_code), faster)
     published = [(1.37 + i - box / 2, 1e6 * min(point["published_s_per_image"] for point in measured.published_code
                                    if point["variant"] == step))
                  for i, step in enumerate(LADDER) if any(p["variant"] == step for p in measured.published_code)]
-    dot_slots = [6, 2, 5]
-    for d, (device, name, whose) in enumerate(names):
-        plot.legend += [(10 + dot_slots[d] + 0.1, line) if i == 0 else (0.75, line) for i, line in enumerate(name + [whose])]
-        plot.blocks.append(ladder_dots(chosen, device, first + d * box))
-        plot.rings += [dot[:2] for dot, step in plot.blocks[-1] if chosen[device, step].unsettled]
-        plot.blocks[-1] = [dot for dot, _ in plot.blocks[-1]]
     plot.blocks += [[(1 + i, step, batches_words(chosen, step)) for i, step in enumerate(LADDER)], published]
     plot.legend += [(61.1, "published code"), (0.75, "on an NVIDIA H200")]
     values = [value for dots in plot.blocks[:-2] for dot in dots for value in dot[1:4]]
@@ -192,18 +206,6 @@ def ladder(measured):
                     + ERROR_BARS] + devices.caption()
     plot.notes += about_yours(measured.rows, [], list(chosen.values()), (), f"{LADDER_COMMAND} (needs {LADDER_NEEDS})")
     return plot
-
-
-def ladder_dots(chosen, device, shift):
-    """Returns ((x, median, low, high, time, speed-up), variant) for each variant of a device."""
-    base = chosen.get((device, "gbase"))
-    dots = []
-    for i, step in enumerate(LADDER):
-        row = chosen.get((device, step))
-        if row:
-            speed_up = f"× {base.micros('time_median_s') / row.micros('time_median_s'):.3g}" if base else ""
-            dots.append((dot(1 + i + shift, row, speed_up), step))
-    return dots
 
 
 def batches_words(chosen, variant):
@@ -245,21 +247,14 @@ def formulas(measured):
     presets = sorted(known, key=lambda preset: (preset not in scripts, known.index(preset)))
     plot = Plot("Time per image of all formulas, beside the published scripts")
     names = list(devices.names())
-    box = 0.74 / (len(names) + 1)  # the last place of a group is for the script
-    first = -0.37 + box / 2
     spare = {True: [6, 3], False: [2, 5]}  # of two GPUs, and of two CPUs
     slots = [spare[device[3]].pop(0) for device, _, _ in names]
-    for d, (device, name, whose) in enumerate(names):
-        variant = "fused" if device[3] else "omp, one core"
-        plot.legend += [(10 + slots[d] + 0.1, variant)] + [(0.75, line) for line in name + [whose]]
-        dots = []
-        for i, preset in enumerate(presets):
-            row = chosen.get((device, preset))
-            if row:
-                faster = f"× {count_words(scripts[preset] / row.micros('time_median_s'))}" if preset in scripts else ""
-                dots.append(dot(1 + i + first + d * box, row, faster))
-                plot.rings += [dots[-1][:2]] * row.unsettled
-        plot.blocks.append(dots)
+
+    def faster(_, preset, row):
+        return f"× {count_words(scripts[preset] / row.micros('time_median_s'))}" if preset in scripts else ""
+
+    box = add_dots(plot, names, slots, chosen, presets, len(names) + 1, faster,  # the last place of a group is for the script
+                   lambda device: ["fused" if device[3] else "omp, one core"])
     published = [(1.37 + i - box / 2, scripts[preset], micros_words(scripts[preset]))
                  for i, preset in enumerate(presets) if preset in scripts]
     plot.blocks += [[(1 + i, formula_of.get(preset, "no row"), preset) for i, preset in enumerate(presets)], published]
