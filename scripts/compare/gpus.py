@@ -27,7 +27,6 @@ Exit status: 0 done, or stopped by --limit-s; 1 a run failed; 2 usage; 4 no GPU.
 import argparse
 import contextlib
 import csv
-import io
 import json
 import os
 import pathlib
@@ -39,7 +38,7 @@ import sys
 import time
 
 import torch_ranks  # in this folder
-from shared import PROGRAM, ROOT, Failed, rows_of, run_script
+from shared import PROGRAM, ROOT, Failed, joined, rows_of, run_script
 from torch_ranks import torchrun
 
 sys.path.insert(0, str(ROOT / "scripts/figures"))
@@ -267,17 +266,11 @@ def collect(given, runs):
     """Writes the rows of all complete runs to a file per part."""
     from plot import write_whole
     for part in dict.fromkeys(run.part_name for run in runs):
-        header, records = None, []
-        for run in (run for run in runs if run.part_name == part and run.done.exists()):
-            rows = list(csv.reader(run.done.read_text("utf-8").splitlines()))
-            if rows and header not in (None, rows[0]):
-                raise Failed(f"{run.done} has other columns than the rows before it, so another revision wrote it; give another OUT")
-            header = rows[0] if rows else header
-            records += rows[1:]
-        if header:
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([header, *records])
-            write_whole(given.out / f"{part}.csv", text.getvalue())
+        tables = [(run.done, list(csv.reader(run.done.read_text("utf-8").splitlines()))) for run in runs
+                  if run.part_name == part and run.done.exists()]
+        text = joined(((path, *rows) for path, rows in tables if rows), "so another revision wrote it; give another OUT")
+        if text:
+            write_whole(given.out / f"{part}.csv", text)
 
 
 # ---- The table ----

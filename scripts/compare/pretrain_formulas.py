@@ -20,8 +20,6 @@ Exit status: 0 done, or stopped by --limit-s; 1 a run failed; 2 usage; 4 the var
 """
 import argparse
 import contextlib
-import csv
-import io
 import itertools
 import json
 import os
@@ -32,7 +30,7 @@ import sys
 import time
 
 import torch_ranks  # in this folder
-from shared import PROGRAM, ROOT, Failed, run_script
+from shared import PROGRAM, ROOT, Failed, joined, run_script
 
 sys.path.insert(0, str(ROOT / "scripts/figures"))
 sys.pycache_prefix = str(ROOT / "build/pycache")
@@ -175,21 +173,14 @@ def same_settings(given):
 
 def collect(given, runs):
     """Writes the rows of all complete runs to the file of --out."""
-    header, records = None, []
-    for run in runs:
-        if not run.done:
-            continue
+    tables = []
+    for run in (run for run in runs if run.done):
         columns, rows = read_csv(run.rows)
-        if header not in (None, columns):
-            raise Failed(f"{run.rows} has other columns than the rows before it, so another revision of fdsl-bench wrote it; "
-                         "give another --work")
-        header = columns
-        records += [fields + [run.set] for _, fields in (rows if run.pretrains else rows[-1:])]
-    if header:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([header + ["set"], *records])
+        tables.append((run.rows, columns + ["set"], *(fields + [run.set] for _, fields in (rows if run.pretrains else rows[-1:]))))
+    text = joined(tables, "so another revision of fdsl-bench wrote it; give another --work")
+    if text:
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(given.out, text.getvalue())
+        write_whole(given.out, text)
 
 
 class Schedule:

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import io
 import os
 import pathlib
 import signal
@@ -49,6 +50,19 @@ def run_bench(fail, command, named=False):
     if done.returncode:
         fail(f"{' '.join(command)}: " * named + done.stderr.strip())
     return rows_of(done.stdout)
+
+
+def joined(tables, remedy):
+    """Returns the text of a CSV file with the rows of several tables (path, header, row, ...); None without a table."""
+    header, records = None, []
+    for path, columns, *rows in tables:
+        if header not in (None, columns):
+            raise Failed(f"{path} has other columns than the rows before it, {remedy}")
+        header = columns
+        records += rows
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *records] if header else [])
+    return text.getvalue() or None
 
 
 def append_rows(path, rows, columns):
