@@ -139,6 +139,14 @@ class Devices:
             whose = "yours" if source == "yours" else "reference"
             yield device, wrap(short_device(name), 190, 11), whose + (f", {host}" if count[name] > 1 else "")
 
+    def add_lines(self, plot, lines, label_of, point_of, order):
+        """Adds the lines (lists of rows) of each device, in the order of order(first row), below the names of the device."""
+        for device, name, whose in self.names():
+            plot.legend += [(0, text) for text in name] + [(0.5, whose)]
+            for rows in sorted((rows for rows in lines if device_of(rows[0]) == device), key=lambda rows: order(rows[0])):
+                plot.add_series(self.style(rows[0]), label_of(rows[0]), list(map(point_of, rows)))
+                plot.rings += [point_of(row)[:2] for row in rows if row.unsettled]
+
     def caption(self):
         """Returns sentences with full device names, revisions and caveats."""
         texts = [self.about(device) for device in self.groups]

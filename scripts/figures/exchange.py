@@ -33,14 +33,8 @@ def figure(measured):
     devices = Devices([row for points in lines for row in points], item="sums")
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
     plot = Plot("Time per all-reduce vs. size of the array")
-    for device, name, whose in devices.names():
-        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
-        for points in sorted((points for points in lines if device_of(points[0]) == device),
-                             key=lambda points: devices.order(points[0])):
-            plot.add_series(devices.style(points[0]), points[0]["variant"],
-                            [(row["array_bytes"], *map(row.micros, ("time_median_s", "time_min_s", "time_p95_s")))
-                             for row in points])
-            plot.rings += [(row["array_bytes"], row.micros("time_median_s")) for row in points if row.unsettled]
+    devices.add_lines(plot, lines, lambda row: row["variant"],
+                      lambda row: (row["array_bytes"], *map(row.micros, ("time_median_s", "time_min_s", "time_p95_s"))), devices.order)
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
     plot.variables = {**log_ticks(low, high, micros_tick), **size_axis([row["array_bytes"] for row in shown])}

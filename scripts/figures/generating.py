@@ -73,7 +73,9 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     ours = one_reference(series_over(candidates, x, lambda row: (device_of(row), row["variant"]),
                                      lambda row: sweep_of(row) + tuple(row[column] for column in free), preferred))
     devices = Devices([row for points in ours for row in points])
-    add_ours(plot, devices, ours, x)
+    devices.add_lines(plot, ours, lambda row: row["variant"] + (f", batch {row['batch']:.0f}" if x != "batch" else ""),
+                      lambda row: (row[x], *map(row.micros, ("time_median_s", "time_min_s", "time_p95_s"))),
+                      lambda row: SLOTS[row["variant"]])
     add_published(measured, plot, figure)
     if figure == "batchsize":
         add_published_code(measured, plot)
@@ -88,19 +90,6 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     plot.notes += about_yours(measured.rows, newest(candidates), shown, free, command)
     plot.add_rings()
     return plot
-
-
-def add_ours(plot, devices, ours, x):
-    """Adds series and legend, device by device."""
-    for device, name, whose in devices.names():
-        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
-        for points in sorted((points for points in ours if device_of(points[0]) == device),
-                             key=lambda points: SLOTS[points[0]["variant"]]):
-            label = points[0]["variant"] + (f", batch {points[0]['batch']:.0f}" if x != "batch" else "")
-            plot.add_series(devices.style(points[0]), label,
-                            [(row[x], *map(row.micros, ("time_median_s", "time_min_s", "time_p95_s")))
-                             for row in points])
-            plot.rings += [(row[x], row.micros("time_median_s")) for row in points if row.unsettled]
 
 
 def add_published(measured, plot, figure):

@@ -66,12 +66,9 @@ def curves_plot(measured, title, y_name, value, x, about):
     lines = [line for line in lines if device_of(line[0]) in devices.groups]
     if not lines:
         raise Missing(COMMAND, measured.trains)
-    for device, name, whose in devices.names():
-        plot.legend += [(0, text) for text in name] + [(0.5, whose)]
-        for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.order(line[0])):
-            ranks = f", {ranks_words(line[0]['ranks'])}" if line[0]["ranks"] > 1 else ""
-            plot.add_series(devices.style(line[0]), line[0]["variant"] + ranks,
-                            [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
+    devices.add_lines(plot, [[row for row in line if value(row) is not None] for line in lines],
+                      lambda row: row["variant"] + (f", {ranks_words(row['ranks'])}" if row["ranks"] > 1 else ""),
+                      lambda row: (x(row), *[value(row)] * 3), devices.order)
     low, high = log_range([point[1] for points in plot.blocks for point in points])
     high = min(high, 100) if value is error_percent else high
     shown = [row for line in lines for row in line]

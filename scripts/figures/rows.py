@@ -311,14 +311,14 @@ def newest(rows, key_of=identity):
     return list(kept.values())
 
 
-def of_one_job(rows, job_of):
-    """Returns the rows of one job, for which job_of() returns the same. Prefers the user's rows, then the job with the most rows, then
-    the newest."""
+def of_one_job(rows, job_of, points_of=len):
+    """Returns the rows of one job, for which job_of() returns the same. Prefers the user's rows, then the job with the most points (by
+    default, rows), then the newest."""
     jobs = collections.defaultdict(list)
     for row in rows:
         jobs[job_of(row)].append(row)
     def worth(job):
-        return any(row.source == "yours" for row in job), len(job), max(row["time_utc"] for row in job)
+        return any(row.source == "yours" for row in job), points_of(job), max(row["time_utc"] for row in job)
     return max(jobs.values(), key=worth, default=[])
 
 
