@@ -208,8 +208,8 @@ Test(train, half_precision_values_are_decoded)
     } known[] = {{0x3C00, 1},        {0xC000, -2}, {0x7BFF, 65504},
                  {0x0001, 0x1p-24f}, {0x8000, 0},  {0x3555, 0x1.554p-2f}};
     for (size_t i = 0; i < COUNT_OF(known); i++)
-        cr_expect_eq(data_half(known[i].bits), known[i].value);
-    cr_expect(isinf(data_half(0x7C00)) && isnan(data_half(0x7C01)));
+        cr_expect_eq(half_to_float(known[i].bits), known[i].value);
+    cr_expect(isinf(half_to_float(0x7C00)) && isnan(half_to_float(0x7C01)));
 }
 
 /* ---- Input and output of an engine ---- */

@@ -179,7 +179,7 @@ Test(train_display, unknown_waiting_time_stays_unknown)
     struct engine engine = recording();
     engine.totals = half_known_totals;
     train_epochs(&engine, 5, &epoch);
-    cr_expect_eq(epoch.data_s, -1, "%g", epoch.data_s);
+    cr_expect_eq(epoch.totals.data_s, -1, "%g", epoch.totals.data_s);
 }
 
 static void expect_progress(const struct engine *engine, void *state, uint64_t samples, double loss)

@@ -183,15 +183,15 @@ Test(loss_scale, epoch_reports_skipped_steps)
     void *trainer = open_trainer(&engine, &job);
     scaling.left = 3;
     struct train_epoch epoch = next_epoch(trainer);
-    cr_expect(epoch.scales_loss && epoch.skipped == 3 && epoch.loss_scale == 8192);
+    cr_expect(epoch.scales_loss && epoch.totals.skipped == 3 && epoch.loss_scale == 8192);
     cr_expect_str_eq(epoch.overflows, "conv1=2 relu1=1");
     epoch = next_epoch(trainer);
-    cr_expect(epoch.scales_loss && epoch.skipped == 0 && epoch.loss_scale == 8192);
+    cr_expect(epoch.scales_loss && epoch.totals.skipped == 0 && epoch.loss_scale == 8192);
     cr_expect_str_eq(epoch.overflows, "");
     trainer_close(trainer);
     trainer = open_trainer(&engine_naive, &job);
     epoch = next_epoch(trainer);
-    cr_expect(!epoch.scales_loss && epoch.skipped == 0);
+    cr_expect(!epoch.scales_loss && epoch.totals.skipped == 0);
     trainer_close(trainer);
     net_close(&net);
 }

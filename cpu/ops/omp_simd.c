@@ -2,8 +2,7 @@
  * AVX2, FMA and F16C, and with LANES=16 for AVX-512 F, BW, DQ and VL. Loads and stores may be unaligned.
  *
  * Types are constant arguments of functions that are always inlined. The compiler therefore generates one
- * loop per pair of types. It vectorises the conversions of core/dtype.h, because
- * they have no branches. */
+ * loop per pair of types. It vectorises the conversions of core/dtype.h, because they have no branches. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 

@@ -1,6 +1,5 @@
 /* The functions of `train-omp` and `infer-omp` that are compiled once per instruction set. omp_simd.c
- * implements them with vectors. All are single-threaded
- * and have no state. */
+ * implements them with vectors. All are single-threaded and have no state. */
 #ifndef FDSL_CPU_TRAIN_OMP_KERNEL_H
 #define FDSL_CPU_TRAIN_OMP_KERNEL_H
 

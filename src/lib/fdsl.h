@@ -902,8 +902,7 @@ FDSL_API enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_
 /* Returns a batch, whose memory the stream then uses again; NULL is allowed. On a device, the memory is used
  * again after the work that is enqueued on `cuda_stream` now. In any order, also after fdsl_stream_close().
  * FDSL_INVALID if it was released before, or if `cuda_stream` is being captured: the batch is then still
- * held. Thread-safe, also while another thread waits in fdsl_stream_next().
- */
+ * held. Thread-safe, also while another thread waits in fdsl_stream_next(). */
 FDSL_API enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream);
 
 /* Makes step `step` of epoch `epoch` the next batch. Batches that the caller holds stay valid. Clears an

@@ -1,5 +1,4 @@
 /* The columns of `ops`, in addition to those that every workload has. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,7 @@
 /* The workload `ops`: options and verification. docs/ops.md describes it. */
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/workload.h"
 #include "ops/ops.h"
 
 #define COLUMNS_MAX 65536
@@ -30,8 +27,7 @@ const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "perm
 static const struct option_spec options[] = {
     {"data", "PATH", OPTION_TEXT, AT(data), .column = COLUMN,
      .help = "read the rows from files: .npy, .npz, .safetensors, .pt, .pth or .pth.tar, a folder with such "
-             "files, "
-             "a pattern, or several of these separated by commas; the default is a generated set"},
+             "files, a pattern, or several of these separated by commas; the default is a generated set"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
      .help = "tensor to read from each file of --data, or a pattern; by default, all floating-point tensors "
              "with two axes, or if a file has none, those with one axis, each as one row"},
@@ -112,9 +108,7 @@ static enum status read_steps(const char *text, bool steps[OPS_STEPS])
         if (step <= latest)
             return status_set(
                 STATUS_USAGE,
-                "--steps %s: name each step once, in the order mask, compact, permute, convert, "
-                "hash",
-                text);
+                "--steps %s: name each step once, in the order mask, compact, permute, convert, hash", text);
         steps[latest = step] = true;
         if (!name[length])
             return STATUS_OK;

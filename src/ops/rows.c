@@ -8,21 +8,9 @@
 #include "core/timer.h"
 #include "machine/host.h"
 #include "ops/ops.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #define TASK_ROWS  256
 #define PAGE_BYTES 4096
-
-static int threads(void)
-{
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
 
 /* ---- Generated rows ---- */
 
@@ -139,18 +127,28 @@ static void generate(void *context, uint64_t task, int thread)
         generated_fill(&job->generated, ops->first + i, job->memory + i * ops->row_bytes);
 }
 
-static enum status generate_rows(struct ops_job *job)
+/* Allocates memory for this rank's rows, which are then one part. `remedy` is for a machine without enough
+ * memory, `advice` for memory that runs out. */
+static enum status allocate_rows(struct ops_job *job, const char *what, const char *remedy,
+                                 const char *advice)
 {
     struct ops *ops = &job->ops;
     uint64_t bytes = ops->count * ops->row_bytes;
-    TRY(memory_check(bytes, "the rows", "lower --rows or --dim"));
+    TRY(memory_check(bytes, what, remedy));
     if (job->described)
         return STATUS_OK;
     job->memory = ops_allocate(bytes);
-    TRY(ALLOCATED(job->memory, "out of memory for the rows; lower --rows or --dim"));
-    parallel_for(threads(), (ops->count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
+    TRY(ALLOCATED(job->memory, "out of memory for %s; %s", what, advice));
     job->parts[0] = (struct ops_part){job->memory, 0, ops->count};
     ops->part_count = 1;
+    return STATUS_OK;
+}
+
+static enum status generate_rows(struct ops_job *job)
+{
+    TRY(allocate_rows(job, "the rows", "lower --rows or --dim", "lower --rows or --dim"));
+    if (!job->described)
+        parallel_for(parallel_threads(), (job->ops.count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
     return STATUS_OK;
 }
 
@@ -204,37 +202,23 @@ static void decode(void *context, uint64_t task, int thread)
         embeddings_decode(job->set, ops->first + i, job->memory + i * ops->row_bytes);
 }
 
-/* Allocates memory for rows that variants cannot read in place, because they must be decoded. */
-static enum status allocate_decoded(struct ops_job *job)
-{
-    struct ops *ops = &job->ops;
-    uint64_t bytes = ops->count * ops->row_bytes;
-    TRY(memory_check(bytes, "the decoded rows", "use fewer files, or more ranks on more machines"));
-    if (job->described)
-        return STATUS_OK;
-    job->memory = ops_allocate(bytes);
-    TRY(ALLOCATED(job->memory, "out of memory for the decoded rows; use fewer files"));
-    job->parts[0] = (struct ops_part){job->memory, 0, ops->count};
-    ops->part_count = 1;
-    return STATUS_OK;
-}
-
 /* Reads the rows into the page cache, or decodes them into memory. */
 static enum status read_rows(struct ops_job *job)
 {
     double begin_s = timer_now_s();
     bool in_place = embeddings_in_place(job->set);
     if (!in_place)
-        TRY(allocate_decoded(job));
+        TRY(allocate_rows(job, "the decoded rows", "use fewer files, or more ranks on more machines",
+                          "use fewer files"));
     if (job->described)
         return STATUS_OK;
     if (in_place)
         list_parts(job);
     uint64_t tasks = (job->ops.count + TASK_ROWS - 1) / TASK_ROWS;
     if (in_place)
-        parallel_for(threads(), tasks, touch, &job->ops);
+        parallel_for(parallel_threads(), tasks, touch, &job->ops);
     else
-        parallel_for(threads(), tasks, decode, job);
+        parallel_for(parallel_threads(), tasks, decode, job);
     job->load_s += timer_now_s() - begin_s;
     return ops_check_rows(&job->ops);
 }

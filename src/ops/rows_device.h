@@ -10,7 +10,6 @@
 #define FDSL_OPS_ROWS_DEVICE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "core/dtype.h"
@@ -114,10 +113,9 @@ enum status rows_device_open(const struct rows_device_request *request, struct r
 enum status rows_device_wrap(const struct rows_device_tensor *tensor, const struct rows_device_steps *steps,
                              uint64_t memory_limit, void *stream, struct rows_device **rows);
 
-/* Waits for all batches that were enqueued, also by launches of graphs, and frees the set. Does nothing
- * if `rows` is NULL. Device memory of a closed set is kept for the next one while any set of the same device
- * is open; rows_device_trim() returns it to the device. Closing the last set of a device returns everything.
- */
+/* Waits for all batches that were enqueued, also by launches of graphs, and frees the set. Does nothing if
+ * `rows` is NULL. Device memory of a closed set is kept for the next one while any set of the same device is
+ * open; rows_device_trim() returns it to the device. Closing the last set of a device returns everything. */
 void rows_device_close(struct rows_device *rows);
 enum status rows_device_trim(int device);
 
@@ -142,9 +140,8 @@ enum status rows_device_numbers(const struct rows_device *rows, uint64_t first, 
  * STATUS_USAGE if the set has no labels, or for a capture or an argument that is refused; status_subject()
  * names the argument. */
 
-/* Gathers elements [first, first + count) of the permutation of epoch `epoch`:
- * permutation_begin(seed + epoch, rows) of core/philox.h. Without `shuffle`, the rows in their order.
- * first + count <= rows. */
+/* Gathers elements [first, first + count) of the permutation of epoch `epoch`: permutation_begin(seed +
+ * epoch, rows) of core/philox.h. Without `shuffle`, the rows in their order. first + count <= rows. */
 enum status rows_device_gather(struct rows_device *rows, bool shuffle, uint64_t seed, uint64_t epoch,
                                uint64_t first, uint64_t count, void *out, int64_t *labels, void *stream);
 

@@ -8,7 +8,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/portable.h"
 #include "core/status.h"
 #include "data/embeddings.h"
 #include "ops/job.h"
@@ -50,8 +49,6 @@ struct ops_selected {
     uint64_t invalid, duplicates, unsampled; /* rows that each step removed */
 };
 
-FDSL_C_BEGIN
-
 /* Checks all rows. The caller frees the results with ops_scan_free(), even after a failure. STATUS_TOO_LARGE
  * or STATUS_EXHAUSTED if memory runs out; STATUS_FAILED after a cancellation; or the failure of `run`. */
 enum status ops_scan(struct ops_scan *scan);
@@ -67,7 +64,5 @@ void ops_scan_free(struct ops_scan *scan);
  * STATUS_EXHAUSTED if memory runs out. STATUS_UNAVAILABLE in builds without xxHash. */
 enum status ops_select(const struct embeddings *set, const uint32_t *rows, uint64_t count,
                        const struct ops_select *how, struct ops_selected *selected);
-
-FDSL_C_END
 
 #endif

@@ -413,9 +413,7 @@ static enum status begin_file(struct product *product)
     }
     if (header != npy)
         free(header);
-    return ALLOCATED(product->bytes,
-                     "out of memory for a file of %zu bytes; lower "
-                     "--rows-per-file",
+    return ALLOCATED(product->bytes, "out of memory for a file of %zu bytes; lower --rows-per-file",
                      product->size);
 }
 
@@ -487,7 +485,7 @@ static enum status take_variant(struct cleaner *cleaner, const struct variant_en
                           entry->name);
     const enum status status = variant_available(entry, &cleaner->resources);
     cleaner->variant = entry->variant;
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--variant %s", entry->name);
+    return status_prefix(status, "--variant %s", entry->name);
 }
 
 /* Selects the first variant for --variant auto that can run. */
@@ -546,8 +544,8 @@ static enum status read_labels(const char *name, struct cleaner *cleaner)
     if (cleaner->encoding == NPY)
         return status_set(STATUS_USAGE,
                           "--labels: a .npy file has no room for labels; use --encode safetensors");
-    const enum status status = embedding_labels(cleaner->set, name, INT32_MIN, INT32_MAX, &cleaner->labels);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--labels");
+    return status_prefix(embedding_labels(cleaner->set, name, INT32_MIN, INT32_MAX, &cleaner->labels),
+                         "--labels");
 }
 
 static enum status fill_cleaner(const struct embeddings_parameters *parameters, struct cleaner *cleaner)
@@ -585,9 +583,7 @@ static enum status open_set(const struct embeddings_parameters *parameters, stru
         return status_set(STATUS_FAILED, "%s: all its tensors have 0 rows; name files with rows",
                           parameters->source);
     const uint64_t align = parameters->align ? parameters->align : 1;
-    enum status status = embeddings_align(cleaner->set, (uint32_t)align);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--align");
+    TRY(status_prefix(embeddings_align(cleaner->set, (uint32_t)align), "--align"));
     TRY(fill_cleaner(parameters, cleaner));
     if (cleaner->format.to != OPS_F32)
         embeddings_warn_idle(cleaner->format.columns, "pad them with --align 8, if a GPU will train on them");
@@ -636,8 +632,7 @@ static const char *const targets[] = {"stored", "f32", "f16", "bf16", "fp8", "nv
 static const struct option_spec options[] = {
     {"source", "PATHS", OPTION_TEXT, AT(source),
      .help = "files (.npy, .npz, .safetensors, .pt, .pth, .pth.tar) and folders with such files, separated "
-             "by ','; "
-             "shell patterns are allowed"},
+             "by ','; shell patterns are allowed"},
     {"tensor", "NAME", OPTION_TEXT, AT(tensor), .column = COLUMN,
      .help = "read the tensors with this name or pattern (default: the floating-point tensors of each file)"},
     {"labels", "NAME|PATHS", OPTION_TEXT, AT(labels), .column = COLUMN,

@@ -1,10 +1,8 @@
 /* The workload `exchange`: all-reduces (sums of arrays over all ranks). docs/exchange.md describes it. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/dtype.h"
 #include "core/array.h"
 #include "core/workload.h"
 #include "machine/comm.h"

@@ -17,6 +17,7 @@
 
 #include "core/file.h"
 #include "core/text.h"
+#include "data/checksum.h"
 #include "machine/env.h"
 
 #define MAGIC      "FDSLCKPT"
@@ -81,14 +82,20 @@ enum status checkpoint_find(const char *option, const char *path, struct checkpo
                        option, path);
 }
 
+void checkpoint_describe(const struct model *model, struct checkpoint *checkpoint)
+{
+    snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
+    checkpoint->input = model->input;
+    checkpoint->classes = model->classes;
+    checkpoint->arena_values = model->arena_values;
+}
+
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model)
 {
-    size_t table = 0;
-    while (model_tables[table].name && strcmp(model_tables[table].name, checkpoint->model) != 0)
-        table++;
-    if (!model_tables[table].name)
+    const struct model_table *table = model_find(checkpoint->model);
+    if (!table)
         return status_set(STATUS_FAILED, "this program does not know its model '%.15s'", checkpoint->model);
-    TRY(model_build(&model_tables[table], checkpoint->input, checkpoint->classes, model));
+    TRY(model_build(table, checkpoint->input, checkpoint->classes, model));
     return model->arena_values == checkpoint->arena_values
                ? STATUS_OK
                : status_set(STATUS_FAILED,
@@ -104,12 +111,12 @@ struct part {
     size_t size;
 };
 
-#ifdef HAVE_XXHASH
 uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
 {
-    return XXH3_64bits(checkpoint_parameters(checkpoint), checkpoint->arena_values * sizeof(float));
+    return checksum_seeded(checkpoint_parameters(checkpoint), checkpoint->arena_values * sizeof(float), 0);
 }
 
+#ifdef HAVE_XXHASH
 static enum status hash(const struct part *parts, size_t count, uint64_t *digest)
 {
     XXH3_state_t *state = XXH3_createState();
@@ -122,12 +129,6 @@ static enum status hash(const struct part *parts, size_t count, uint64_t *digest
     return STATUS_OK;
 }
 #else
-uint64_t checkpoint_hash(const struct checkpoint *checkpoint)
-{
-    (void)checkpoint;
-    return 0;
-}
-
 static enum status hash(const struct part *parts, size_t count, uint64_t *digest)
 {
     (void)parts, (void)count, (void)digest;
@@ -317,8 +318,7 @@ enum status checkpoint_check_folder(const char *folder, bool change)
                           folder);
     if (!path_of(folder, 0, path))
         return status_set(STATUS_USAGE, "--checkpoint %s: the name is too long; use a shorter path", folder);
-    enum status status = exists ? file_check_new(path) : file_check_new_folder(folder);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--checkpoint");
+    return status_prefix(exists ? file_check_new(path) : file_check_new_folder(folder), "--checkpoint");
 }
 
 /* ---- Writing ---- */
@@ -402,8 +402,7 @@ static enum status write_file(const char *folder, const struct checkpoint *check
     header.digest = digest;
     if (!path_of(folder, point_of(header.epochs, header.partial.steps), path))
         return status_set(STATUS_FAILED, "--checkpoint %s: the name is too long; use a shorter path", folder);
-    enum status status = write_parts(path, parts, count);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--checkpoint");
+    return status_prefix(write_parts(path, parts, count), "--checkpoint");
 }
 
 enum status checkpoint_write(const char *folder, uint32_t keep, const struct checkpoint *checkpoint)
@@ -543,8 +542,7 @@ static enum status read_file(const char *path, struct checkpoint *checkpoint, bo
     *checkpoint = (struct checkpoint){0};
     *is_damaged = false;
     TRY(file_read(path, &bytes, &size));
-    enum status status = parse(bytes, size, has_ending(path), checkpoint, is_damaged);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(parse(bytes, size, has_ending(path), checkpoint, is_damaged), "%s", path);
 }
 
 enum status checkpoint_read(const char *path, struct checkpoint *checkpoint)

@@ -104,6 +104,9 @@ static inline float *checkpoint_parameters(const struct checkpoint *checkpoint)
     return checkpoint->state.ema ? checkpoint->state.ema : checkpoint->state.parameters;
 }
 
+/* Sets what a checkpoint says of its model. */
+void checkpoint_describe(const struct model *model, struct checkpoint *checkpoint);
+
 /* Rebuilds the checkpoint's model. STATUS_FAILED if this program does not know the model, or if its arena
  * size differs. */
 enum status checkpoint_model(const struct checkpoint *checkpoint, struct model *model);

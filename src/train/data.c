@@ -1,27 +1,20 @@
 #include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 #include <unistd.h>
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
 
 #include "core/options.h"
 #include "core/text.h"
 #include "core/timer.h"
+#include "data/checksum.h"
 #include "data/dataset.h"
 #include "data/generated_stream.h"
-#include "data/members.h"
 #include "data/remote.h"
 #include "data/resident.h"
 #include "data/set_stream.h"
-#include "machine/host.h"
 #include "data/source.h"
 #include "train/data.h"
 #include "train/data_fill.h"
@@ -39,9 +32,7 @@ static enum status data_read(const struct data_request *request, const char *sou
     if (status == STATUS_OK)
         status = data_fill(&reader, range, limit, request->resources.threads, data, part);
     source_close(&reader);
-    return status == STATUS_OK || !data_is_generated(request->name)
-               ? status
-               : status_prefix(status, "--data %s", request->name);
+    return data_is_generated(request->name) ? status_prefix(status, "--data %s", request->name) : status;
 }
 
 /* ---- Opening ---- */
@@ -238,7 +229,7 @@ static enum status open_synth(const struct data_request *request, struct data *d
         status = fill_synth(request, &source->reader, data);
     if (data->feed != DATA_LIVE)
         close_source(data);
-    return status == STATUS_OK ? status : status_prefix(status, "--data %s", request->name);
+    return status_prefix(status, "--data %s", request->name);
 }
 
 enum status data_generator(const struct data *data, const struct generator_request *request,
@@ -664,8 +655,7 @@ static enum status take_multi_hot(const struct data_request *request,
     if (tests && train->multi_hot != test->multi_hot)
         return status_set(STATUS_USAGE,
                           "the samples of the %s set have multi-hot labels ('" MULTI_HOT_MEMBER
-                          "'), but those of the other set have one class each; use sets of one "
-                          "kind",
+                          "'), but those of the other set have one class each; use sets of one kind",
                           train->multi_hot ? "training" : "test");
     if (!data->multi_hot)
         return STATUS_OK;
@@ -769,8 +759,7 @@ static enum status open_records(const struct data_request *request, const struct
                           request->name, records->name);
     if (request->labels)
         return status_option(STATUS_USAGE, "labels",
-                             " is for images in folders and shards, but --data %s has files "
-                             "of %s; drop it",
+                             " is for images in folders and shards, but --data %s has files of %s; drop it",
                              request->name, records->name);
     TRY(members_parse(RECORD_EXTENSION, NULL, NULL, &data->members));
     return read_datasets(request, paths, records, data);
@@ -838,29 +827,25 @@ static __attribute__((noinline)) enum status open_datasets(const struct data_req
     if (learn != tests)
         return status_set(
             STATUS_USAGE,
-            "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or "
-            "name the folder %s, of which a part is then held out for testing (--test-share); if '%s' is a "
-            "class, read a "
-            "copy by --prepare --from dataset, which takes all folders as classes",
+            "--data %s: the folder contains a data set '%s' but no '%s'; add the missing one, or name the "
+            "folder %s, of which a part is then held out for testing (--test-share); if '%s' is a class, "
+            "read a copy by --prepare --from dataset, which takes all folders as classes",
             request->name, found, learn ? "test' or 'val" : "train", learn ? train : test, found);
     const char *const two[DATA_PARTS] = {train, test};
     const char *const one[DATA_PARTS] = {whole, request->test_url ? request->test_url : request->test_name};
     return read_datasets(request, learn ? two : one, NULL, data);
 }
 
-static const char *const generated[] = {"digits", "clips", "synth"};
+static const char *const generated[] = {"digits", "clips", "synth", NULL};
 
 bool data_is_generated(const char *name)
 {
-    bool found = false;
-    for (size_t i = 0; i < COUNT_OF(generated); i++)
-        found |= strcmp(name, generated[i]) == 0;
-    return found;
+    return is_one_of(name, generated);
 }
 
 static enum status unknown(const char *name)
 {
-    const char *nearest = nearest_word(name, generated, COUNT_OF(generated));
+    const char *nearest = nearest_word(name, generated, COUNT_OF(generated) - 1);
     bool mnist = strcmp(name, "mnist") == 0;
     return status_set(STATUS_USAGE,
                       "--data %s: no such folder; digits, clips and synth need no folder%s%s%s%s", name,
@@ -932,10 +917,8 @@ static enum status open_sets(const struct data_request *request, struct data *da
                                   : 0; /* synth: fill_synth() */
     if (digit || clip)
         TRY(check_classes(data, request->name, clip ? CLIPS : DIGITS));
-    if (digit)
-        return generate(request, "digits", data);
-    if (clip)
-        return generate(request, "clips", data);
+    if (digit || clip)
+        return generate(request, request->name, data);
     if (synth)
         return open_synth(request, data);
     if (!remote_is(request->name) && access(request->name, F_OK) != 0)
@@ -961,7 +944,6 @@ static enum status check_sets(const struct data_request *request, struct data *d
     return STATUS_OK;
 }
 
-#ifdef HAVE_XXHASH
 /* Returns a hash of the samples of the training set that a stream reads, without reading them. */
 static uint64_t hash_listed(const struct data *data)
 {
@@ -970,41 +952,30 @@ static uint64_t hash_listed(const struct data *data)
     for (uint32_t i = 0; i < data->sets[DATA_TRAIN].count; i++) {
         const struct dataset_sample *sample = &dataset->samples[data->source->samples[i]];
         const uint64_t words[] = {sample->key_hash, sample->edges, sample->bytes};
-        hash = XXH3_64bits_withSeed(words, sizeof words, hash);
+        hash = checksum_seeded(words, sizeof words, hash);
     }
     return hash;
 }
-#endif
 
-#ifdef HAVE_XXHASH
-/* Adds the labels of a set to a hash of its samples. */
-static uint64_t hash_labels(const struct data *data, const struct data_set *set, uint64_t hash)
-{
-    hash = XXH3_64bits_withSeed(set->labels, set->count * sizeof *set->labels, hash);
-    return data->multi_hot
-               ? XXH3_64bits_withSeed(set->multi_hot,
-                                      set->count * (data_label_bytes(data) - sizeof *set->labels), hash)
-               : hash;
-}
-#endif
-
+/* Sets the hashes of both sets: of their samples, then of their labels. All are 0 without xxHash: then there
+ * are no checkpoints, and ranks do not compare their data. */
 static void identify(struct data *data)
 {
-#ifdef HAVE_XXHASH
     for (int part = 0; part < DATA_PARTS; part++) {
         const struct data_set *set = &data->sets[part];
-        if (part == DATA_TRAIN && data->feed == DATA_LOAD && (data->source || data->rows)) {
-            data->hashes[part] =
-                hash_labels(data, set, data->rows ? data_rows_hash(data) : hash_listed(data));
-            continue;
-        }
-        uint64_t values = XXH3_64bits(set->values, data_measured(data, (enum data_part)part) *
-                                                       data_stored_bytes(data, (enum data_part)part));
-        data->hashes[part] = hash_labels(data, set, values);
+        const bool listed = part == DATA_TRAIN && data->feed == DATA_LOAD && (data->source || data->rows);
+        uint64_t hash = !listed      ? checksum_seeded(set->values,
+                                                       data_measured(data, (enum data_part)part) *
+                                                           data_stored_bytes(data, (enum data_part)part),
+                                                       0)
+                        : data->rows ? data_rows_hash(data)
+                                     : hash_listed(data);
+        hash = checksum_seeded(set->labels, set->count * sizeof *set->labels, hash);
+        if (data->multi_hot)
+            hash = checksum_seeded(set->multi_hot,
+                                   set->count * (data_label_bytes(data) - sizeof *set->labels), hash);
+        data->hashes[part] = hash;
     }
-#else
-    (void)data; /* without xxHash, there are no checkpoints, and ranks do not compare their data */
-#endif
 }
 
 /* After request->describe: sets the numbers of samples of both generated sets, and checks that they fit into

@@ -158,21 +158,6 @@ FDSL_HD uint64_t data_number(uint64_t fresh, uint32_t epoch, uint32_t sample)
     return sample + epoch * fresh;
 }
 
-/* Converts the bits of an IEEE half to float, exactly. */
-FDSL_HD float data_half(uint16_t bits)
-{
-    uint32_t exponent = (bits >> 10) & 31u, mantissa = bits & 1023u, sign = (uint32_t)(bits >> 15) << 31,
-             word;
-    float value;
-    if (exponent == 0) {
-        value = (float)mantissa * 0x1p-24f; /* zeros and subnormals */
-        return sign ? -value : value;
-    }
-    word = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
-    memcpy(&value, &word, sizeof value);
-    return value;
-}
-
 /* Returns element `i` of a sample as a float. */
 FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
 {
@@ -181,7 +166,7 @@ FDSL_HD float data_value(enum dtype type, const void *sample, size_t i)
     if (type == DTYPE_F32)
         return ((const float *)sample)[i];
     const uint16_t bits = ((const uint16_t *)sample)[i];
-    return type == DTYPE_F16 ? data_half(bits) : bf16_to_float(bits);
+    return type == DTYPE_F16 ? half_to_float(bits) : bf16_to_float(bits);
 }
 
 FDSL_C_BEGIN

@@ -2,8 +2,6 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "core/parallel.h"
 #include "core/timer.h"
@@ -263,8 +261,31 @@ struct intake {
     bool failed[CHUNK];
     bool measured; /* the samples are only measured; a stream reads them again, and reports broken ones */
     int threads;
-    struct image_scratch *scratch; /* of each thread */
+    struct image_scratch *scratch; /* of each thread; owned */
 };
+
+/* Opens an intake with at most `most` threads. The caller closes it, even after a failure. */
+static enum status intake_open(struct source_reader *reader, int threads, int most, struct data *data,
+                               enum data_part part, struct intake **batch)
+{
+    struct intake *opened = *batch = calloc(1, sizeof *opened);
+    TRY(ALLOCATED(opened, "out of memory to read samples"));
+    opened->reader = reader;
+    opened->data = data;
+    opened->part = part;
+    opened->threads = threads < 1 ? 1 : threads < most ? threads : most;
+    opened->scratch = calloc((size_t)opened->threads, sizeof *opened->scratch);
+    return ALLOCATED(opened->scratch, "out of memory to read samples");
+}
+
+static void intake_close(struct intake **batch)
+{
+    for (int i = 0; *batch && (*batch)->scratch && i < (*batch)->threads; i++)
+        image_scratch_close(&(*batch)->scratch[i]);
+    if (*batch)
+        free((*batch)->scratch);
+    free(*batch);
+}
 
 /* Decodes and checks a sample, and stores it after the samples that the set already has. */
 static enum status store(const struct intake *batch, uint64_t i, struct image_scratch *scratch)
@@ -567,41 +588,29 @@ static enum status fill(struct data_range range, uint64_t limit, const uint8_t *
 }
 
 /* Reports the warnings of libjpeg that were accepted. Such files have all their pixels. */
-static void tell_warnings(const struct image_scratch *scratch, int threads, enum data_part part)
+static void tell_warnings(const struct intake *batch)
 {
     uint64_t warnings = 0;
-    for (int i = 0; i < threads; i++)
-        warnings += scratch[i].jpeg_warnings;
+    for (int i = 0; i < batch->threads; i++)
+        warnings += batch->scratch[i].jpeg_warnings;
     if (warnings > 0)
         status_warn("the %s set: accepted %" PRIu64 " warning%s of libjpeg that %s no lost data",
-                    set_names[part], warnings, warnings == 1 ? "" : "s", warnings == 1 ? "means" : "mean");
+                    set_names[batch->part], warnings, warnings == 1 ? "" : "s",
+                    warnings == 1 ? "means" : "mean");
 }
 
 enum status data_fill(struct source_reader *reader, struct data_range range, uint64_t limit, int threads,
                       struct data *data, enum data_part part)
 {
-    threads = threads < 1 ? 1 : threads < CHUNK ? threads : CHUNK;
+    CLOSED_BY(intake_close) struct intake *batch;
+    FREED uint8_t *chosen = NULL;
     limit = limit < DATA_SAMPLES_MAX ? limit : DATA_SAMPLES_MAX;
     range.count = range.count ? range.count : reader->facts.samples;
-    FREED struct intake *batch = calloc(1, sizeof *batch);
-    FREED struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
-    FREED uint8_t *chosen = NULL;
-    enum status status = ALLOCATED(batch && scratch, "out of memory to read samples");
-    if (status == STATUS_OK)
-        status = choose(reader, range, limit, &chosen);
-    if (status == STATUS_OK) {
-        batch->reader = reader;
-        batch->data = data;
-        batch->part = part;
-        batch->threads = threads;
-        batch->scratch = scratch;
-        status = fill(range, limit, chosen, batch);
-    }
-    if (status == STATUS_OK)
-        tell_warnings(scratch, threads, part);
-    for (int i = 0; scratch && i < threads; i++)
-        image_scratch_close(&scratch[i]);
-    return status;
+    TRY(intake_open(reader, threads, CHUNK, data, part, &batch));
+    TRY(choose(reader, range, limit, &chosen));
+    TRY(fill(range, limit, chosen, batch));
+    tell_warnings(batch);
+    return STATUS_OK;
 }
 
 /* ---- Listing and measuring samples that a stream reads ---- */
@@ -753,19 +762,10 @@ enum status data_measure(struct source_reader *reader, const struct data_list *l
                          struct data *data)
 {
     struct data_set *set = &data->sets[DATA_TRAIN];
-    threads = threads < 1 ? 1 : threads < MEASURED_AT_ONCE ? threads : MEASURED_AT_ONCE;
-    FREED struct intake *batch = calloc(1, sizeof *batch);
-    FREED struct image_scratch *scratch = calloc((size_t)threads, sizeof *scratch);
-    TRY(ALLOCATED(batch && scratch, "out of memory to read samples"));
-    batch->reader = reader;
-    batch->data = data;
-    batch->part = DATA_TRAIN;
+    CLOSED_BY(intake_close) struct intake *batch;
+    TRY(intake_open(reader, threads, MEASURED_AT_ONCE, data, DATA_TRAIN, &batch));
     batch->measured = true;
-    batch->threads = threads;
-    batch->scratch = scratch;
     enum status status = measure_all(list, batch);
-    for (int i = 0; i < threads; i++)
-        image_scratch_close(&scratch[i]);
     free(set->values);
     free(set->labels);
     free(set->multi_hot);

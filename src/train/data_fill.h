@@ -29,8 +29,6 @@ struct data_list {
     uint32_t count, masked;
 };
 
-FDSL_C_BEGIN
-
 /* Returns STATUS_TOO_LARGE if `samples` samples do not fit into memory; the message suggests lowering
  * `option`. Without this check, a system that overcommits memory may kill the program when it first writes to
  * the memory. */
@@ -128,7 +126,5 @@ enum status rows_state_hash(const struct data *data, uint64_t *hash);
  * The caller closes it before the data. STATUS_FAILED with the file if it was changed, or if a value is not
  * finite. */
 enum status rows_generator(const struct data *data, int threads, struct generator **generator);
-
-FDSL_C_END
 
 #endif

@@ -7,11 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#ifdef HAVE_XXHASH
-#include <xxhash.h>
-#endif
 
 #include "core/text.h"
+#include "data/checksum.h"
 #include "data/dataset.h"
 #include "data/embedding_rows.h"
 #include "data/embeddings.h"
@@ -183,9 +181,7 @@ static enum status measure(const struct data_request *request, struct data *data
     for (uint64_t i = 0; i < most; i++)
         data_add_sums(data, values + i * data->sample_bytes, 0, &data->sums[0]);
     data->measured = (uint32_t)most;
-#ifdef HAVE_XXHASH
-    data->rows->hash = XXH3_64bits_withSeed(values, most * data->sample_bytes, count ^ set->rows << 32);
-#endif
+    data->rows->hash = checksum_seeded(values, most * data->sample_bytes, count ^ set->rows << 32);
     return STATUS_OK;
 }
 
@@ -200,9 +196,7 @@ static enum status open_part(const struct data_request *request, enum data_part 
     /* A tensor has the same name in the files of both sets; a file of labels is for one of them. */
     const bool files = embedding_labels_are_files(request->labels);
     const char *from = !test || (!request->test_labels && !files) ? request->labels : request->test_labels;
-    enum status status = embeddings_open(path, request->tensor ? request->tensor : "", set);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", option);
+    TRY(status_prefix(embeddings_open(path, request->tensor ? request->tensor : "", set), "%s", option));
     if ((*set)->rows > DATA_SAMPLES_MAX)
         return status_set(STATUS_TOO_LARGE, "%s %s has %" PRIu64 " rows; at most %" PRIu64 " are supported",
                           option, path, (*set)->rows, DATA_SAMPLES_MAX);

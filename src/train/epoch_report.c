@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "core/record.h"
 #include "core/timer.h"
 #include "machine/device.h"
 #include "machine/env.h"
@@ -227,8 +226,7 @@ enum status step_log_check(const char *path)
     const struct step_row step = {0};
     CLOSED_BY(row_free) struct row row = {0};
     make_row(&log, &step, &row);
-    enum status status = csv_check(path, &row);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--log");
+    return status_prefix(csv_check(path, &row), "--log");
 }
 
 /* Returns whether row number `number` of a file has the values of `run`. */
@@ -285,7 +283,7 @@ enum status step_log_add(struct step_log *log, const struct step_row *step)
     file_hold_signals(); /* otherwise a signal could leave half a row */
     enum status status = csv_append(log->path, &row, 1);
     file_release_signals();
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--log");
+    return status_prefix(status, "--log");
 }
 
 void step_log_close(struct step_log *log)

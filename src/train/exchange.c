@@ -1,5 +1,3 @@
-#include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +5,6 @@
 #include "machine/comm.h"
 #include "train/engine.h"
 #include "train/exchange.h"
-#include "train/optimizer.h"
 
 /* ---- Gradients in pieces, over MPI ---- */
 
@@ -201,27 +198,19 @@ static enum status no_method(int sync, const char *reasons)
 /* Rejects optimizers for a method that updates the parameters of each part as soon as the part is summed. */
 static enum status check_updates(const struct exchange_method *method, const struct optimizer *optimizer)
 {
-    if (method->updates && optimizer->clip_norm > 0)
-        return status_option(STATUS_USAGE, "clip-norm",
-                             ": --sync %s updates parameters before all gradients are known; use "
-                             "--sync peer, or drop --clip-norm",
-                             method->name);
-    if (method->updates && optimizer->clip_adaptive > 0)
-        return status_option(STATUS_USAGE, "clip-adaptive",
-                             ": --sync %s updates parameters before all gradients are known; use "
-                             "--sync peer, or drop --clip-adaptive",
-                             method->name);
-    if (method->updates && optimizer_needs_tensors(optimizer->kind))
-        return status_option(
-            STATUS_USAGE, "optimizer",
-            ": --sync %s updates parts of tensors, but lamb and muon need whole tensors; use "
-            "--sync peer, or another optimizer",
-            method->name);
-    if (method->updates && optimizer->average > 0)
-        return status_option(STATUS_USAGE, "ema",
-                             ": --sync %s computes no average of the parameters; use --sync peer, or drop "
-                             "--ema",
-                             method->name);
+    static const char early[] = "updates parameters before all gradients are known";
+    const struct {
+        bool given;
+        const char *option, *why, *remedy;
+    } refused[] = {{optimizer->clip_norm > 0, "clip-norm", early, "drop --clip-norm"},
+                   {optimizer->clip_adaptive > 0, "clip-adaptive", early, "drop --clip-adaptive"},
+                   {optimizer_needs_tensors(optimizer->kind), "optimizer",
+                    "updates parts of tensors, but lamb and muon need whole tensors", "another optimizer"},
+                   {optimizer->average > 0, "ema", "computes no average of the parameters", "drop --ema"}};
+    for (size_t i = 0; method->updates && i < COUNT_OF(refused); i++)
+        if (refused[i].given)
+            return status_option(STATUS_USAGE, refused[i].option, ": --sync %s %s; use --sync peer, or %s",
+                                 method->name, refused[i].why, refused[i].remedy);
     return STATUS_OK;
 }
 

@@ -7,13 +7,11 @@
 #endif
 
 #include "core/phase.h"
-#include "core/timer.h"
 #include "data/random_boxes.h"
 #include "data/random_draws.h"
 #include "data/set_stream.h"
 #include "train/data_mixture.h"
 #include "train/feed.h"
-#include "train/loss.h"
 
 /* ---- Stored samples and their normalisation ---- */
 
@@ -247,14 +245,6 @@ static enum status begin_stream(const struct train *train, struct data_stream_re
     return STATUS_OK;
 }
 
-/* Opens the stream of a rank. The caller has set threads, share, memory and number of held batches. */
-static enum status open_stream(const struct train *train, struct data_stream_request *request,
-                               struct feed_stream *feed)
-{
-    TRY(begin_stream(train, request, feed));
-    return data_stream(train->data, request, &feed->stream);
-}
-
 enum status feed_stream_begin(const struct train *train, enum decoder decoder,
                               struct data_stream_request *request, struct feed_stream *feed)
 {
@@ -293,8 +283,7 @@ static enum status check_batch(const struct stream_batch *batch, uint32_t epoch,
                                       memcmp(batch->numbers, numbers, count * sizeof *numbers) == 0));
     return same ? STATUS_OK
                 : status_set(STATUS_FAILED,
-                             "epoch %u, step %u: the stream delivered other samples than "
-                             "those of the step",
+                             "epoch %u, step %u: the stream delivered other samples than those of the step",
                              epoch + 1, step + 1);
 }
 
@@ -364,8 +353,10 @@ enum status feed_open(const struct train *train, const struct resources *resourc
         TRY(open_augment(train, resources->threads > 1 ? resources->threads : 1, feed));
     struct data_stream_request request = {
         .threads = resources->threads, .held = 1, .unscaled = train->decoding && train->decoding->share > 0};
-    if (train->data->feed != DATA_STORED && !train->forward_only && first)
-        TRY(open_stream(train, &request, &feed->stream));
+    if (train->data->feed != DATA_STORED && !train->forward_only && first) {
+        TRY(begin_stream(train, &request, &feed->stream));
+        TRY(data_stream(train->data, &request, &feed->stream.stream));
+    }
     return memory_take(train->memory, MEMORY_STREAM, feed_memory_bytes(feed));
 }
 
@@ -422,18 +413,9 @@ enum status feed_step(struct feed *feed, uint32_t epoch, uint32_t step, const ui
     count = train_generated(feed->train, count);
     if (feed->stream.stream) /* also if this rank has no sample in the step */
         TRY(take_batch(feed, epoch, step, numbers, count));
-    if (count == 0)
-        return STATUS_OK;
-    if (feed->images)
+    if (feed->images && count > 0)
         compute_images(feed, epoch, numbers, count);
     return STATUS_OK;
-}
-
-/* Gathers a sample, which has index `j` in feed->samples and feed->images. */
-static void gather_alone(const struct feed *feed, struct draw_move move, uint32_t sample, uint32_t j,
-                         float *values)
-{
-    data_gather(feed->train->data, feed_sample(feed, sample, j), move, values);
 }
 
 void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch, const uint32_t *numbers,
@@ -445,7 +427,7 @@ void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch,
     const struct draw_erase erase = move.erase;
     if (last)
         move.erase = (struct draw_erase){0};
-    gather_alone(feed, move, numbers[j], j, values);
+    data_gather(train->data, feed_sample(feed, numbers[j], j), move, values);
     if (mix->share >= 1)
         return;
     const struct train_held held = {true, train_generated(train, 1) > 1, count, 0};
@@ -453,7 +435,7 @@ void feed_gather(const struct feed *feed, const struct mix *mix, uint32_t epoch,
     move = box_move(&train->augment, train->seed, epoch, other);
     if (last)
         move.erase = (struct draw_erase){0};
-    gather_alone(feed, move, other, train_held_at(&held, count, count + j), partner);
+    data_gather(train->data, feed_sample(feed, other, train_held_at(&held, count, count + j)), move, partner);
     mix_samples(mix, &train->data->shape, partner, values);
     if (last)
         data_erase(&train->data->shape, &erase, values);

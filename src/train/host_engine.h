@@ -26,14 +26,6 @@ static inline train_real sample_loss_binary(const struct train *train, const tra
     return loss / divisor;
 }
 
-/* Sets the loss and the gradient of a sample whose weight is 0. */
-static inline train_real sample_loss_masked(const struct train *train, train_real *delta)
-{
-    for (uint32_t k = 0; k < train->model->classes; k++)
-        delta[k] = 0;
-    return 0;
-}
-
 /* Returns the loss of one sample. `delta` receives the gradient of the mean loss of `count` samples with
  * respect to the logits. Both are 0 for a masked sample, even if the logits are not finite. */
 static inline train_real sample_loss(const struct train *train, const train_real *logits,
@@ -42,8 +34,10 @@ static inline train_real sample_loss(const struct train *train, const train_real
     uint32_t classes = train->model->classes;
     const train_real weight = target_weight(target);
     train_real most = logits[0], sum = 0, loss = 0;
-    if (weight == 0)
-        return sample_loss_masked(train, delta);
+    if (weight == 0) {
+        memset(delta, 0, classes * sizeof *delta);
+        return 0;
+    }
     if (train->loss == LOSS_BINARY)
         return sample_loss_binary(train, logits, target, count, delta);
     for (uint32_t k = 1; k < classes; k++)
@@ -57,16 +51,6 @@ static inline train_real sample_loss(const struct train *train, const train_real
         delta[k] = (weight * TRAIN_EXP(log_p) - wanted) / (train_real)count;
     }
     return loss;
-}
-
-/* Returns the index of the largest logit; the first index if several logits are largest. */
-static inline uint32_t largest_logit(const train_real *logits, uint32_t classes)
-{
-    uint32_t best = 0;
-    for (uint32_t k = 1; k < classes; k++)
-        if (logits[k] > logits[best])
-            best = k;
-    return best;
 }
 
 /* Returns whether a training sample is classified correctly: it shows the class of the largest logit. */

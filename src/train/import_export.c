@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,6 @@
 #include "data/image.h"
 #include "data/resample.h"
 #include "data/tensor_file.h"
-#include "train/checkpoint.h"
 #include "train/import_export.h"
 #include "train/feed.h"
 
@@ -211,10 +209,9 @@ static bool is_step_counter(const struct model *model, const char *name)
     return model->normalises && text_ends_in(name, ".num_batches_tracked");
 }
 
-/* ---- Prefixes of names ----
- * Many training scripts save the parameters under a key, next to the state of the optimizer and other values.
- * DistributedDataParallel, torch.compile() and modules that hold the network put a prefix before all names.
- */
+/* ---- Prefixes of names ---- Many training scripts save the parameters under a key, next to the state of the
+ * optimizer and other values. DistributedDataParallel, torch.compile() and modules that hold the network put
+ * a prefix before all names. */
 
 /* Returns the length of the longest prefix of a name that consists of such keys and prefixes, in any order
  * and nesting. `*average` says whether it contains the key of a moving average of the parameters. */
@@ -411,22 +408,16 @@ static enum status read_floats(const struct tensor_file *file, const struct tens
 static enum status read_tensors(const struct tensor_file *file, const struct model *model,
                                 struct checkpoint *checkpoint)
 {
-    const struct model_table *table = model_tables;
     const struct tensor *last = find(file, model->tensors[model->tensor_count - 1].name);
     struct model theirs;
     struct shape input;
     uint32_t count = 0;
-    while (strcmp(table->name, model->name) != 0)
-        table++;
     const bool usable = last && last->axes == 1 && last->shape[0] > 0 && last->shape[0] <= INT32_MAX;
     const uint32_t classes = usable ? (uint32_t)last->shape[0] : model->classes + !last;
     TRY(check_names(file, model, &count));
     find_input(file, model, &input);
-    TRY(model_build(table, input, classes, &theirs));
-    snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
-    checkpoint->input = theirs.input;
-    checkpoint->classes = theirs.classes;
-    checkpoint->arena_values = theirs.arena_values;
+    TRY(model_build(model_find(model->name), input, classes, &theirs));
+    checkpoint_describe(&theirs, checkpoint);
     for (uint32_t t = 0; t < count; t++)
         TRY(check_tensor(find(file, theirs.tensors[t].name), &theirs, &theirs.tensors[t]));
     TRY(ALLOCATED(train_state_new(theirs.arena_values, &checkpoint->state),
@@ -443,13 +434,11 @@ static enum status read_file(const struct init_request *request, const struct mo
                              struct checkpoint *checkpoint, char prefix[PREFIX_BYTES])
 {
     CLOSED_BY(tensor_file_close) struct tensor_file file;
-    enum status status = tensor_file_open(request->path, &file);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", request->option);
-    status = take_inner(&file, model, request->ema, prefix);
+    TRY(status_prefix(tensor_file_open(request->path, &file), "%s", request->option));
+    enum status status = take_inner(&file, model, request->ema, prefix);
     if (status == STATUS_OK)
         status = read_tensors(&file, model, checkpoint);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s %s", request->option, request->path);
+    return status_prefix(status, "%s %s", request->option, request->path);
 }
 
 /* Reads a checkpoint of this program. */
@@ -504,11 +493,9 @@ enum status init_take(const struct init_request *request, const struct model *mo
         return status_set(STATUS_USAGE, "%s %s: %s", request->option, request->path, strerror(errno));
     enum status status =
         tensors ? read_file(request, model, &checkpoint, prefix) : read_checkpoint(request, &checkpoint);
-    if (status == STATUS_OK) {
-        status = take(&checkpoint, model, parameters, &theirs, &taken);
-        if (status != STATUS_OK)
-            status_prefix(status, "%s %s", request->option, request->path);
-    }
+    if (status == STATUS_OK)
+        status = status_prefix(take(&checkpoint, model, parameters, &theirs, &taken), "%s %s",
+                               request->option, request->path);
     if (status == STATUS_OK) {
         *hash = checkpoint_hash(&checkpoint);
         say_taken(request, &checkpoint, tensors ? prefix : NULL, model, &theirs, taken);
@@ -528,11 +515,9 @@ static enum status find_table(const struct tensor_file *file, const char *name,
         return status_set(STATUS_USAGE, "its model is %.80s, not %s; drop --model", found, name);
     if (!name && !found)
         return status_set(STATUS_USAGE, "it does not name its model; add --model NAME");
-    for (*table = model_tables; (*table)->name && strcmp((*table)->name, name ? name : found) != 0; ++*table)
-        continue;
-    return (*table)->name
-               ? STATUS_OK
-               : status_set(STATUS_USAGE, "its model %.80s is unknown; name it with --model", found);
+    *table = model_find(name ? name : found);
+    return *table ? STATUS_OK
+                  : status_set(STATUS_USAGE, "its model %.80s is unknown; name it with --model", found);
 }
 
 /* Parses "[0.1, 0.2]": one value per channel. */
@@ -594,16 +579,10 @@ enum status init_network(const struct init_request *request, const char *name, c
 {
     uint64_t unused;
     CLOSED_BY(tensor_file_close) struct tensor_file file;
-    enum status status = tensor_file_open(request->path, &file);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s", request->option);
-    status = find_network(&file, request, name, data, model, checkpoint, normalised);
-    if (status != STATUS_OK)
-        return status_prefix(status, "%s %s", request->option, request->path);
-    snprintf(checkpoint->model, sizeof checkpoint->model, "%s", model->name);
-    checkpoint->input = model->input;
-    checkpoint->classes = model->classes;
-    checkpoint->arena_values = model->arena_values;
+    TRY(status_prefix(tensor_file_open(request->path, &file), "%s", request->option));
+    TRY(status_prefix(find_network(&file, request, name, data, model, checkpoint, normalised), "%s %s",
+                      request->option, request->path));
+    checkpoint_describe(model, checkpoint);
     TRY(ALLOCATED(train_state_new(model->arena_values, &checkpoint->state),
                   "out of memory for the parameters"));
     return init_take(request, model, checkpoint->state.parameters, &unused);
@@ -611,10 +590,52 @@ enum status init_network(const struct init_request *request, const char *name, c
 
 /* ---- --export, --export-data, --export-step ---- */
 
+/* Tensors that are to be written; there is room for more. */
+struct listing {
+    struct safetensor *tensors;
+    size_t count;
+};
+
+/* Adds a tensor, whose values must outlive the list. */
+static void list_tensor(struct listing *list, const char *name, const char *type, const void *values,
+                        size_t value_bytes, uint32_t axes, const uint64_t *shape)
+{
+    struct safetensor *tensor = &list->tensors[list->count++];
+    *tensor = (struct safetensor){.type = type, .axes = axes, .values = values, .bytes = value_bytes};
+    snprintf(tensor->name, sizeof tensor->name, "%s", name);
+    for (uint32_t i = 0; i < axes; i++) {
+        tensor->shape[i] = shape[i];
+        tensor->bytes *= shape[i];
+    }
+}
+
+/* Adds an array of `count` samples. */
+static void list_samples(struct listing *list, const char *name, const char *type, const void *values,
+                         size_t value_bytes, uint32_t count, const struct model *model)
+{
+    const struct shape *in = &model->input;
+    const uint64_t volume[] = {count, in->channels, in->depth, in->height, in->width};
+    const uint64_t picture[] = {count, in->channels, in->height, in->width};
+    list_tensor(list, name, type, values, value_bytes, model->volumetric ? 5 : 4,
+                model->volumetric ? volume : picture);
+}
+
+/* Adds all tensors of a model whose values are in `arena`. Each name begins with `prefix`. */
+static void list_arena(struct listing *list, const struct model *model, const char *prefix,
+                       const float *arena)
+{
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        const struct model_tensor *of = &model->tensors[t];
+        char name[64];
+        snprintf(name, sizeof name, "%.15s%.47s", prefix, of->name);
+        list_tensor(list, name, "F32", arena + of->first, sizeof *arena, of->axes, of->shape);
+    }
+}
+
 /* Writes a file whose metadata have the text of the options, and the pairs in `others`, which ends with NULL.
  */
 static enum status write_tensors(const char *path, const struct option_values *identity,
-                                 const char *const *others, const struct safetensor *tensors, size_t count)
+                                 const char *const *others, const struct listing *list)
 {
     const char *about[16] = {"fdsl-bench"};
     FREED char *text = option_values_text(identity);
@@ -622,25 +643,7 @@ static enum status write_tensors(const char *path, const struct option_values *i
     about[1] = text;
     for (size_t i = 0; others && others[i]; i++)
         about[2 + i] = others[i];
-    return safetensors_write(path, about, tensors, count);
-}
-
-/* ---- The tensors of an arena ---- */
-
-/* Fills model->tensor_count entries of `tensors`, one for each tensor of a model whose values are in `arena`.
- * Each name begins with `prefix`. The entries point into `arena`. */
-static void describe_arena(const struct model *model, const char *prefix, const float *arena,
-                           struct safetensor *tensors)
-{
-    for (uint32_t t = 0; t < model->tensor_count; t++) {
-        const struct model_tensor *of = &model->tensors[t];
-        tensors[t] = (struct safetensor){.type = "F32",
-                                         .axes = of->axes,
-                                         .values = arena + of->first,
-                                         .bytes = of->values * sizeof *arena};
-        snprintf(tensors[t].name, sizeof tensors[t].name, "%.15s%.47s", prefix, of->name);
-        memcpy(tensors[t].shape, of->shape, sizeof of->shape);
-    }
+    return safetensors_write(path, about, list->tensors, list->count);
 }
 
 /* ---- One step ---- */
@@ -684,7 +687,6 @@ struct step_parts {
     struct train_state after;
     struct feed feed;
     struct safetensor tensors[STEP_TENSORS];
-    size_t tensor_count;
 };
 
 static void step_free(struct step_parts *parts)
@@ -751,53 +753,29 @@ static enum status step_samples(const struct train *train, struct step_parts *pa
     return STATUS_OK;
 }
 
-static void step_add(struct step_parts *parts, const char *name, const char *type, const void *values,
-                     size_t value_bytes, uint32_t axes, const uint64_t *shape)
-{
-    struct safetensor *tensor = &parts->tensors[parts->tensor_count++];
-    *tensor = (struct safetensor){.type = type, .axes = axes, .values = values, .bytes = value_bytes};
-    snprintf(tensor->name, sizeof tensor->name, "%s", name);
-    for (uint32_t i = 0; i < axes; i++) {
-        tensor->shape[i] = shape[i];
-        tensor->bytes *= shape[i];
-    }
-}
-
-/* Describes the tensors: inputs, labels (unless they are multi-hot), targets, loss, dropout factors,
- * parameters before and after, gradients. */
-static void step_describe(const struct train *train, const struct train_state *before,
-                          struct step_parts *parts)
+/* Lists the tensors: inputs, labels (unless they are multi-hot), targets, loss, dropout factors, parameters
+ * before and after, gradients. */
+static void step_list(const struct train *train, const struct train_state *before,
+                      const struct step_parts *parts, struct listing *list)
 {
     const struct model *model = train->model;
-    const bool several = train->data->multi_hot;
-    const struct shape *in = &model->input;
-    const uint64_t volume[] = {parts->count, in->channels, in->depth, in->height, in->width};
-    const uint64_t picture[] = {parts->count, in->channels, in->height, in->width};
-    step_add(parts, "inputs", "F32", parts->inputs, sizeof(float), model->volumetric ? 5 : 4,
-             model->volumetric ? volume : picture);
-    if (!several) /* otherwise, `targets` tell the classes */
-        step_add(parts, "labels", "I64", parts->labels, sizeof(int64_t), 1, volume);
-    step_add(parts, "targets", "F32", parts->targets, sizeof(float), 2,
-             (const uint64_t[]){parts->count, model->classes});
-    step_add(parts, "loss", "F64", &parts->loss, sizeof parts->loss, 0, NULL);
+    const uint64_t targets[] = {parts->count, model->classes};
+    list_samples(list, "inputs", "F32", parts->inputs, sizeof(float), parts->count, model);
+    if (!train->data->multi_hot) /* otherwise, `targets` tell the classes */
+        list_tensor(list, "labels", "I64", parts->labels, sizeof(int64_t), 1, targets);
+    list_tensor(list, "targets", "F32", parts->targets, sizeof(float), 2, targets);
+    list_tensor(list, "loss", "F64", &parts->loss, sizeof parts->loss, 0, NULL);
     for (uint32_t i = 0; i < model->layer_count; i++)
         if (parts->factors[i]) {
             char name[48];
             const uint64_t shape[] = {parts->count, model->layers[i].out_values};
             const bool path = model->layers[i].spec.kind == LAYER_DROP_PATH;
             snprintf(name, sizeof name, "factor.%s", model->layers[i].name);
-            step_add(parts, name, "F32", parts->factors[i], sizeof(float), path ? 1 : 2, shape);
+            list_tensor(list, name, "F32", parts->factors[i], sizeof(float), path ? 1 : 2, shape);
         }
-    const struct {
-        const char *prefix;
-        const float *arena;
-    } arenas[] = {{"before.", before->parameters},
-                  {"gradient.", parts->gradients},
-                  {"after.", parts->after.parameters}};
-    for (size_t i = 0; i < COUNT_OF(arenas); i++) {
-        describe_arena(model, arenas[i].prefix, arenas[i].arena, parts->tensors + parts->tensor_count);
-        parts->tensor_count += model->tensor_count;
-    }
+    list_arena(list, model, "before.", before->parameters);
+    list_arena(list, model, "gradient.", parts->gradients);
+    list_arena(list, model, "after.", parts->after.parameters);
 }
 
 enum status export_step(const struct train *train, const struct engine *engine, void *state,
@@ -807,6 +785,7 @@ enum status export_step(const struct train *train, const struct engine *engine, 
     struct train_totals totals;
     struct step_parts *parts = calloc(1, sizeof *parts);
     TRY(ALLOCATED(parts, "--export-step: out of memory"));
+    struct listing list = {parts->tensors, 0};
     parts->epoch = epoch;
     parts->step = step;
     enum status status = step_samples(train, parts);
@@ -820,8 +799,8 @@ enum status export_step(const struct train *train, const struct engine *engine, 
         status = engine->get(state, &parts->after);
     if (status == STATUS_OK) {
         parts->loss = totals.loss / (double)totals.samples;
-        step_describe(train, before, parts);
-        status = write_tensors(path, identity, NULL, parts->tensors, parts->tensor_count);
+        step_list(train, before, parts, &list);
+        status = write_tensors(path, identity, NULL, &list);
     }
     step_free(parts);
     return status == STATUS_OK ? engine->set(state, before) : status;
@@ -829,38 +808,16 @@ enum status export_step(const struct train *train, const struct engine *engine, 
 
 /* ---- The data ---- */
 
-/* Describes the values and labels of one set. Returns the number of tensors. */
-static size_t describe_set(const struct data *data, const struct model *model, const char *name,
-                           const struct data_set *set, struct safetensor *tensors)
-{
-    const struct shape *in = &data->shape;
-    const uint64_t volume[] = {set->count, in->channels, in->depth, in->height, in->width};
-    const uint64_t picture[] = {set->count, in->channels, in->height, in->width};
-    uint32_t axes = model->volumetric ? 5 : 4;
-    static const char *const types[] = {
-        [DTYPE_U8] = "U8", [DTYPE_F16] = "F16", [DTYPE_F32] = "F32", [DTYPE_BF16] = "BF16"};
-    tensors[0] = (struct safetensor){.type = types[data->type],
-                                     .axes = axes,
-                                     .values = set->values,
-                                     .bytes = set->count * data->sample_bytes};
-    tensors[1] = (struct safetensor){.type = "I32",
-                                     .axes = 1,
-                                     .shape = {set->count},
-                                     .values = set->labels,
-                                     .bytes = set->count * sizeof *set->labels};
-    memcpy(tensors[0].shape, model->volumetric ? volume : picture, axes * sizeof *volume);
-    snprintf(tensors[0].name, sizeof tensors[0].name, "%s.values", name);
-    snprintf(tensors[1].name, sizeof tensors[1].name, "%s.labels", name);
-    return 2;
-}
-
 enum status export_data(const struct train *train, const float *initial, const struct option_values *identity,
                         const char *path)
 {
+    static const char *const types[] = {
+        [DTYPE_U8] = "U8", [DTYPE_F16] = "F16", [DTYPE_F32] = "F32", [DTYPE_BF16] = "BF16"};
+    static const char *const names[] = {"train.values", "train.labels", "test.values", "test.labels"};
     const struct data *data = train->data;
-    const struct model *model = train->model;
+    const uint64_t channels = data->shape.channels;
     struct safetensor tensors[MODEL_TENSORS_MAX + 6];
-    size_t count = 0;
+    struct listing list = {tensors, 0};
     if (data->feed != DATA_STORED) /* other feeds may keep only part of the training set in memory */
         return status_set(STATUS_USAGE, "--export-data writes only stored samples; add --feed stored");
     if (data->canvas_bytes) /* the sets have samples of different sizes */
@@ -870,19 +827,17 @@ enum status export_data(const struct train *train, const float *initial, const s
     if (data->multi_hot)
         return status_set(STATUS_USAGE, "--export-data writes one class per sample, but these samples have "
                                         "multi-hot labels; drop it");
-    count += describe_set(data, model, "train", &data->sets[DATA_TRAIN], tensors);
-    count += describe_set(data, model, "test", &data->sets[DATA_TEST], tensors + count);
-    const float *const lines[] = {data->scale, data->offset};
-    for (size_t i = 0; i < COUNT_OF(lines); i++, count++) {
-        tensors[count] = (struct safetensor){.type = "F32",
-                                             .axes = 1,
-                                             .shape = {data->shape.channels},
-                                             .values = lines[i],
-                                             .bytes = data->shape.channels * sizeof(float)};
-        snprintf(tensors[count].name, sizeof tensors[count].name, "%s", i ? "offset" : "scale");
+    for (int part = 0; part < DATA_PARTS; part++) {
+        const struct data_set *set = &data->sets[part];
+        const uint64_t count = set->count;
+        list_samples(&list, names[2 * part], types[data->type], set->values, dtype_bytes(data->type),
+                     set->count, train->model);
+        list_tensor(&list, names[2 * part + 1], "I32", set->labels, sizeof *set->labels, 1, &count);
     }
-    describe_arena(model, "initial.", initial, tensors + count);
-    return write_tensors(path, identity, NULL, tensors, count + model->tensor_count);
+    list_tensor(&list, "scale", "F32", data->scale, sizeof(float), 1, &channels);
+    list_tensor(&list, "offset", "F32", data->offset, sizeof(float), 1, &channels);
+    list_arena(&list, train->model, "initial.", initial);
+    return write_tensors(path, identity, NULL, &list);
 }
 
 /* ---- The parameters ---- */
@@ -904,6 +859,7 @@ enum status export_parameters(const struct train *train, const float *parameters
     const struct model *model = train->model;
     const struct shape *in = &model->input;
     struct safetensor tensors[MODEL_TENSORS_MAX];
+    struct listing written = {tensors, 0};
     char input[64], classes[16], scale[LIST_MAX], offset[LIST_MAX], depth[16] = "";
     if (model->volumetric)
         snprintf(depth, sizeof depth, "%" PRIu32 ", ", in->depth);
@@ -914,8 +870,8 @@ enum status export_parameters(const struct train *train, const float *parameters
     list(train->data->offset, in->channels, offset);
     const char *const about[] = {"model", model->name, "input",  input,  "classes", classes,
                                  "scale", scale,       "offset", offset, NULL};
-    describe_arena(model, "", parameters, tensors);
-    return write_tensors(path, identity, about, tensors, model->tensor_count);
+    list_arena(&written, model, "", parameters);
+    return write_tensors(path, identity, about, &written);
 }
 
 /* ---- --save-batch ---- */
@@ -942,11 +898,10 @@ enum status export_batch_check(const char *text)
     TRY(split(text, &count, &folder));
     DIR *list = opendir(folder);
     if (!list)
-        return errno == ENOENT ? STATUS_OK
-                               : status_set(STATUS_USAGE,
-                                            "--save-batch: %s cannot be used: %s; name another "
-                                            "folder",
-                                            folder, strerror(errno));
+        return errno == ENOENT
+                   ? STATUS_OK
+                   : status_set(STATUS_USAGE, "--save-batch: %s cannot be used: %s; name another folder",
+                                folder, strerror(errno));
     for (struct dirent *entry; empty && (entry = readdir(list));)
         empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
     closedir(list);

@@ -9,13 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/portable.h"
 #include "core/status.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/option_values.h"
-
-FDSL_C_BEGIN
 
 /* Whether the moving average of the parameters is read: if there is one, always or never. */
 enum init_ema { INIT_EMA_AUTO, INIT_EMA_YES, INIT_EMA_NO };
@@ -34,10 +31,9 @@ struct init_request {
  * skipped. The image size may differ if no weight tensor depends on it; the positions of a transformer are
  * interpolated, within 1e-6 of timm's relative to the largest position. If the file lacks the last layer or
  * has it in other shapes (another number of classes), that layer is set to zeros. Prints one line that says
- * what was copied. Sets `*hash` to checkpoint_hash() of what was read, before the interpolation.
- * STATUS_USAGE if the checkpoint belongs to another model, if other tensors differ in shape, if the file has
- * two sets of the tensors, if a value is not finite, or if nothing could be copied. `parameters` are then
- * unchanged. */
+ * what was copied. Sets `*hash` to checkpoint_hash() of what was read, before the interpolation. STATUS_USAGE
+ * if the checkpoint belongs to another model, if other tensors differ in shape, if the file has two sets of
+ * the tensors, if a value is not finite, or if nothing could be copied. `parameters` are then unchanged. */
 enum status init_take(const struct init_request *request, const struct model *model, float *parameters,
                       uint64_t *hash);
 
@@ -78,7 +74,5 @@ enum status export_batch_check(const char *text);
  * STATUS_USAGE if the step has fewer samples, or if the samples are not 8-bit images; STATUS_UNAVAILABLE in
  * builds without libpng. */
 enum status export_batch(const struct train *train, const struct resources *resources, const char *text);
-
-FDSL_C_END
 
 #endif

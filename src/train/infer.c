@@ -190,9 +190,7 @@ static void infer_close(void *input)
 
 static enum status rebuild(const struct checkpoint *checkpoint, const struct data *data, struct model *model)
 {
-    enum status status = checkpoint_model(checkpoint, model);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--checkpoint");
+    TRY(status_prefix(checkpoint_model(checkpoint, model), "--checkpoint"));
     const struct shape *in = &checkpoint->input, *is = &data->shape;
     const bool fits =
         data->multi_hot ? data->classes == checkpoint->classes : data->classes <= checkpoint->classes;
@@ -200,8 +198,7 @@ static enum status rebuild(const struct checkpoint *checkpoint, const struct dat
         return status_set(
             STATUS_USAGE,
             "--checkpoint: the network is for samples of %ux%ux%ux%u (channels, depth, height, width) and %u "
-            "classes, but --data has samples of %ux%ux%ux%u and %u classes; use samples that fit the "
-            "network",
+            "classes, but --data has samples of %ux%ux%ux%u and %u classes; use samples that fit the network",
             in->channels, in->depth, in->height, in->width, checkpoint->classes, is->channels, is->depth,
             is->height, is->width, data->classes);
     return STATUS_OK;
@@ -228,9 +225,8 @@ static enum status warn_of_other_samples(const struct checkpoint *checkpoint,
                     "accuracies are not comparable",
                     words);
     else
-        status_warn("these are not the test samples that were used when the network was trained on "
-                    "%s (%s); the network may have been trained on some of them, so accuracies are not "
-                    "comparable%s",
+        status_warn("these are not the test samples that were used when the network was trained on %s (%s); "
+                    "the network may have been trained on some of them, so accuracies are not comparable%s",
                     checkpoint->data, count ? words : "the same options, but the samples have changed", part);
     return STATUS_OK;
 }
@@ -263,8 +259,7 @@ static enum status check_network(const struct options *given, const struct infer
                           parameters->checkpoint);
     if (!parameters->predictions || strcmp(parameters->predictions, *option_stdout) == 0)
         return STATUS_OK;
-    enum status status = file_check_kind(parameters->predictions, &kind);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--predictions");
+    return status_prefix(file_check_kind(parameters->predictions, &kind), "--predictions");
 }
 
 /* Sets options that were not given, and that a file of tensors does not have. */
@@ -513,10 +508,7 @@ static enum status write_row(FILE *stream, const char *key, const struct data_se
     if (set->multi_hot && *before == ',')
         fputc(',', stream);
     for (uint32_t i = 0; i < top; i++) {
-        uint32_t best = 0;
-        for (uint32_t k = 1; k < classes; k++)
-            if (logits[k] > logits[best])
-                best = k;
+        const uint32_t best = largest_logit(logits, classes);
         fprintf(stream, ",%" PRIu32 ",%.9g", best,
                 set->multi_hot ? 1 / (1 + exp(-logits[best])) : exp(logits[best] - largest) / sum);
         logits[best] = -INFINITY;
@@ -550,8 +542,7 @@ static enum status write_predictions(struct opened *opened, float *logits)
     TRY(ALLOCATED(stream, "--predictions: out of memory"));
     enum status status = write_rows(opened, logits, stream);
     const bool complete = text_close(stream);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--predictions");
+    TRY(status_prefix(status, "--predictions"));
     TRY(ALLOCATED(complete, "--predictions: out of memory"));
     if (opened->stdout_fd >= 0) {
         const int stdout_fd = opened->stdout_fd;

@@ -196,30 +196,11 @@ static const struct option_spec sample_options[] = {
 
 bool job_opens_by(const char *option)
 {
-    static const char *const others[] = {"feed",
-                                         "mix",
-                                         "mix-epoch",
-                                         "mix-labels",
-                                         "mix-weights-at",
-                                         "lanes",
-                                         "shuffle",
-                                         "prefetch",
-                                         "decoder",
-                                         "device-share",
-                                         "cache-dir",
-                                         "cache-bytes",
-                                         "generator",
-                                         "fresh",
-                                         "resident-bytes",
-                                         "init-state",
-                                         "repeats",
-                                         "test-steps",
-                                         "export-state",
-                                         "export-data",
-                                         "save-batch",
-                                         "export-step",
-                                         "resident-device-bytes",
-                                         NULL};
+    static const char *const others[] = {
+        "device-share",          "decoder",     "lanes",      "prefetch",   "shuffle",      "export-step",
+        "export-data",           "save-batch",  "mix-labels", "feed",       "mix-epoch",    "mix",
+        "mix-weights-at",        "cache-bytes", "cache-dir",  "test-steps", "repeats",      "resident-bytes",
+        "resident-device-bytes", "generator",   "fresh",      "init-state", "export-state", NULL};
     return option_in_table(sample_options, COUNT_OF(sample_options), option) || is_one_of(option, others);
 }
 
@@ -244,8 +225,7 @@ static enum status take_data(const struct checkpoint *checkpoint, struct job_par
     if (remote && strchr(checkpoint->data, '?'))
         return status_set(
             STATUS_USAGE,
-            "the checkpoint has its URL %.400s without the secret part; give the whole URL with "
-            "--data",
+            "the checkpoint has its URL %.400s without the secret part; give the whole URL with --data",
             checkpoint->data);
     const bool list = tensor_file_named(checkpoint->data) && strpbrk(checkpoint->data, ",*?[");
     if (!data_is_generated(checkpoint->data) && !remote && !list && access(checkpoint->data, F_OK) != 0)

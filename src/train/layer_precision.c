@@ -113,7 +113,6 @@ void layer_overflows_say(const struct model *model, const uint32_t *steps)
     layer_overflows_text(model, steps, text);
     if (all > 0)
         status_say("%u step%s skipped because gradients overflowed; skipped steps per layer in which the "
-                   "overflow began: %s "
-                   "(if this goes on, compute such a layer in fp32: --fp32-layers)",
+                   "overflow began: %s (if this goes on, compute such a layer in fp32: --fp32-layers)",
                    all, all == 1 ? " was" : "s were", text);
 }

@@ -58,6 +58,16 @@ FDSL_HD train_real target_of(const struct target *target, const uint32_t *rows, 
             (target_has(rows, classes, target->other, k) ? (1 - share) * on : 0));
 }
 
+/* Returns the index of the largest logit; the first index if several logits are largest. */
+static inline uint32_t largest_logit(const train_real *logits, uint32_t classes)
+{
+    uint32_t best = 0;
+    for (uint32_t k = 1; k < classes; k++)
+        if (logits[k] > logits[best])
+            best = k;
+    return best;
+}
+
 /* Returns the binary cross-entropy of one class of a sample with this weight, weight * (max(x, 0) + log(1 +
  * exp(-|x|))) - x * wanted for the logit x. Sets `*delta` to its derivative, weight * sigmoid(x) - wanted.
  * Neither computation overflows. */

@@ -493,8 +493,7 @@ enum status model_build(const struct model_table *table, struct shape input, uin
             status = check_kind(model, layer);
         if (status == STATUS_OK)
             status = find_output(layer, classes);
-        if (status != STATUS_OK)
-            return status_prefix(status, "%s", table->name);
+        TRY(status_prefix(status, "%s", table->name));
         if (layer->spec.kind == LAYER_ADD)
             TRY(join(model, layer));
         TRY(add_parameters(model, layer));
@@ -868,3 +867,11 @@ const struct model_table model_tables[] = {
 const char *const model_names[] = {"logreg",   "lenet",     "cnn",          "cnn3d",    "cnn-fdsl",
                                    "cnn-deep", "mlp",       "vit-micro",    "vit-tiny", "vit-small",
                                    "vit-base", "vit-large", "resnet-micro", "resnet50", NULL};
+
+const struct model_table *model_find(const char *name)
+{
+    for (const struct model_table *table = model_tables; table->name; table++)
+        if (strcmp(table->name, name) == 0)
+            return table;
+    return NULL;
+}

@@ -176,6 +176,9 @@ static inline uint32_t layer_rows(const struct layer *layer)
  * resnet-micro, resnet50; the last entry has a NULL name. */
 extern const struct model_table model_tables[];
 
+/* Returns the entry with this name; NULL if there is none. */
+const struct model_table *model_find(const char *name);
+
 /* The values of --model, in the order of model_tables, NULL-terminated. */
 extern const char *const model_names[];
 

@@ -3,7 +3,6 @@
 #ifndef FDSL_TRAIN_NAIVE_OPTIMIZER_H
 #define FDSL_TRAIN_NAIVE_OPTIMIZER_H
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "train/engine.h"

@@ -46,14 +46,6 @@ static const struct option_spec decoding_options[] = {
      .choices = decoder_names},
     {"device-share", "S", OPTION_REAL, .offset = offsetof(struct train_decoding, share)}};
 
-static bool is_of_decoding(const char *option)
-{
-    bool found = false;
-    for (size_t i = 0; i < COUNT_OF(decoding_options); i++)
-        found |= strcmp(option, decoding_options[i].name) == 0;
-    return found;
-}
-
 /* Returns whether an option may differ before the data are read: they decide the hashes, and a batch that is
  * larger than the training set is reduced. */
 static bool may_differ(const struct option_value *is, const struct option_value *was)
@@ -66,11 +58,10 @@ static const struct option_spec choice_option = {"parallel-choice", "NAME", OPTI
                                                  .offset = offsetof(struct train_job, choice)};
 
 /* Finds the first option whose value differs, except for those of `decoding_options` and `choice_option` that
- * only the checkpoint has. `*is` and `*was` become its values in this run and in the
- * checkpoint; NULL if it has none there. Returns false if all are equal. If an option is missing, usually the
- * value of another option is the cause, so differing values count first. Whether there is a --feed comes
- * before them, because it decides which other options there are. `early`: the data are not read yet.
- */
+ * only the checkpoint has. `*is` and `*was` become its values in this run and in the checkpoint; NULL if it
+ * has none there. Returns false if all are equal. If an option is missing, usually the value of another
+ * option is the cause, so differing values count first. Whether there is a --feed comes before them, because
+ * it decides which other options there are. `early`: the data are not read yet. */
 static bool find_difference(const struct option_values *now, const struct option_values *then, bool early,
                             const struct option_value **is, const struct option_value **was)
 {
@@ -94,7 +85,8 @@ static bool find_difference(const struct option_values *now, const struct option
     for (size_t i = 0; i < then->count; i++) {
         *was = &then->of[i];
         if (!option_values_find(now, (*was)->name) && !(early && may_differ(NULL, *was)) &&
-            !is_of_decoding((*was)->name) && strcmp((*was)->name, choice_option.name) != 0)
+            !option_in_table(decoding_options, COUNT_OF(decoding_options), (*was)->name) &&
+            strcmp((*was)->name, choice_option.name) != 0)
             return true;
     }
     return false;
@@ -176,23 +168,24 @@ const struct option_spec resume_share_option = {
 
 enum status resume_take_share(struct data_mix_texts *mix, const char *folder)
 {
-    CLOSED_BY(checkpoint_free) struct checkpoint latest = {.data = NULL};
-    bool found = false;
+    CLOSED_BY(checkpoint_free)
+    struct checkpoint latest = {.data = NULL}; /* without options, if none is found */
+    bool found;
     if (!folder || !mix->mix)
         return STATUS_OK;
     TRY(checkpoint_read_latest(folder, false, &latest, &found));
-    const struct option_value *share = found ? option_values_find(&latest.identity, "mix-share") : NULL;
+    const struct option_value *share = option_values_find(&latest.identity, "mix-share");
     return share ? option_value_store(share, &resume_share_option, mix) : STATUS_OK;
 }
 
 enum status resume_take_choice(const char *folder, char *name, size_t size)
 {
     CLOSED_BY(checkpoint_free) struct checkpoint latest = {.data = NULL};
-    bool found = false;
+    bool found;
     name[0] = '\0';
     if (folder)
         TRY(checkpoint_read_latest(folder, false, &latest, &found));
-    const struct option_value *was = found ? option_values_find(&latest.identity, choice_option.name) : NULL;
+    const struct option_value *was = option_values_find(&latest.identity, choice_option.name);
     if (was && was->kind == OPTION_VALUE_WORD)
         snprintf(name, size, "%s", was->word);
     return STATUS_OK;

@@ -1,7 +1,6 @@
 #include "train/stage_messages.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define LEAST_BYTES \
     8 /* of a message in host memory: its values are on the device, and it may have no labels */
@@ -158,46 +157,41 @@ void stage_messages_close(struct stage_messages *messages)
 
 /* ---- Messages ---- */
 
-/* Returns the message that is in `buffer` of the channel. */
-static struct stage_message message_at(struct stage_messages *messages, enum stage_link link, void *buffer)
-{
-    const uint64_t number = messages->next[link]++;
-    struct stage_message message = {buffer, (char *)buffer + messages->value_bytes[link]};
-    if (messages->on_device) {
-        message.values =
-            messages->memory[link] + number % (messages->buffers + 1) * messages->value_bytes[link];
-        message.labels = (char *)buffer + LEAST_BYTES;
-    }
-    return message;
-}
-
-enum status stage_room(struct stage_messages *messages, enum stage_link link, struct stage_message *message)
+/* Sets `*message` to the message in the buffer that `find` returns; empty if the stage has no such link. */
+static enum status find_message(struct stage_messages *messages, enum stage_link link,
+                                enum status (*find)(struct comm_channel *channel, void **buffer),
+                                struct stage_message *message)
 {
     void *buffer;
     *message = (struct stage_message){NULL, NULL};
     if (!messages->channels[link])
         return STATUS_OK;
-    TRY(comm_channel_room(messages->channels[link], &buffer));
-    *message = message_at(messages, link, buffer);
+    TRY(find(messages->channels[link], &buffer));
+    const uint64_t number = messages->next[link]++;
+    *message = (struct stage_message){buffer, (char *)buffer + messages->value_bytes[link]};
+    if (messages->on_device) {
+        message->values =
+            messages->memory[link] + number % (messages->buffers + 1) * messages->value_bytes[link];
+        message->labels = (char *)buffer + LEAST_BYTES;
+    }
     return STATUS_OK;
+}
+
+enum status stage_room(struct stage_messages *messages, enum stage_link link, struct stage_message *message)
+{
+    return find_message(messages, link, comm_channel_room, message);
+}
+
+enum status stage_receive(struct stage_messages *messages, enum stage_link link,
+                          struct stage_message *message)
+{
+    return find_message(messages, link, comm_channel_receive, message);
 }
 
 enum status stage_send(struct stage_messages *messages, enum stage_link link)
 {
     const size_t values = messages->on_device ? LEAST_BYTES : messages->value_bytes[link];
     return comm_channel_send(messages->channels[link], values + messages->label_bytes[link]);
-}
-
-enum status stage_receive(struct stage_messages *messages, enum stage_link link,
-                          struct stage_message *message)
-{
-    void *buffer;
-    *message = (struct stage_message){NULL, NULL};
-    if (!messages->channels[link])
-        return STATUS_OK;
-    TRY(comm_channel_receive(messages->channels[link], &buffer));
-    *message = message_at(messages, link, buffer);
-    return STATUS_OK;
 }
 
 uint64_t stage_messages_bytes(const struct stage_messages *messages)

@@ -10,7 +10,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/portable.h"
 #include "machine/comm.h"
 #include "train/engine.h"
 
@@ -34,8 +33,6 @@ struct stage_messages {
     uint64_t next[STAGE_LINKS]; /* number of the next message */
 };
 
-FDSL_C_BEGIN
-
 /* Collective: opens the links of this rank's stage, whose neighbours are the ranks before and after it. The
  * caller has set the members up to `buffers`, and closes the messages, even after a failure. Closing is
  * collective after stage_messages_open() was called. */
@@ -54,7 +51,5 @@ enum status stage_receive(struct stage_messages *messages, enum stage_link link,
 
 /* Returns the memory of the messages that this rank has allocated. */
 uint64_t stage_messages_bytes(const struct stage_messages *messages);
-
-FDSL_C_END
 
 #endif

@@ -106,9 +106,8 @@ static const struct option_spec options[] = {
     {"lr-step-updates", "N", OPTION_COUNT, AT(lr_step_updates), .minimum = 1, .maximum = 1 << 30,
      .column = COLUMN, .help = "steps between two decays of --lr-schedule step, instead of --lr-step"},
     {"lr-overlap", NULL, OPTION_FLAG, AT(lr_overlap), .column = COLUMN,
-     .help =
-         "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, including the "
-         "warm-up, as in timm without --warmup-prefix"},
+     .help = "count the decay of --lr-schedule cosine, polynomial and tanh from the first step, including "
+             "the warm-up, as in timm without --warmup-prefix"},
     {"label-smoothing", "S", OPTION_REAL, AT(label_smoothing), .fallback = "0", .maximum = 1,
      .column = COLUMN, .help = "share of the target probability that is spread evenly over all classes"},
     {"loss", "NAME", OPTION_CHOICE, AT(loss), .fallback = "cross-entropy", .choices = losses,
@@ -173,9 +172,8 @@ static const struct option_spec options[] = {
     {"lr-cycle-mul", "M", OPTION_REAL, AT(lr_cycle_mul), .minimum = 1, .maximum = 100, .column = COLUMN,
      .help = "factor of the length of a cycle from one of --lr-cycles to the next (default: 1)"},
     {"fp32-layers", "NAME,...", OPTION_TEXT, AT(fp32_layers), .column = COLUMN,
-     .help =
-         "compute these layers in fp32: names, or patterns such as conv*. Variants in TF32 and 16 bits list "
-         "the layers that they can compute in fp32; column overflow_layers has those that overflow"},
+     .help = "compute these layers in fp32: names, or patterns such as conv*. Variants in TF32 and 16 bits "
+             "list the layers that they can compute in fp32; column overflow_layers has those that overflow"},
     {"drop-path", "RATE", OPTION_REAL, AT(drop_path), .maximum = 0.99, .column = COLUMN,
      .help = "rate of stochastic depth in the last block of a transformer; it rises linearly from 0 in the "
              "first block (default: the network's own rate)"},
@@ -197,14 +195,13 @@ static const struct option_spec options[] = {
              "normalises over its own samples"},
     {"feed", "HOW", OPTION_CHOICE, AT(job.feed), .choices = feeds, .column = COLUMN,
      .help =
-         "where training samples come from. stored reads or generates all samples before training "
-         "(default, except for synth); live generates each batch during training (only for synth, where "
-         "it is the default); load reads and decodes each batch during training, from class folders, tar "
-         "shards, files of MNIST or CIFAR or rows of embeddings of any size, as in --data photos/ "
-         "--feed load --out-res 224 --fit random-resized-crop (--threads decode, and RandomResizedCrop crops "
-         "the whole image anew in each epoch); constant "
-         "repeats the first batch, to measure the speed without the cost of input; mixed mixes sources in "
-         "each batch: --mix. HOW is one of"},
+         "where training samples come from. stored reads or generates all samples before training (default, "
+         "except for synth); live generates each batch during training (only for synth, where it is the "
+         "default); load reads and decodes each batch during training, from class folders, tar shards, files "
+         "of MNIST or CIFAR or rows of embeddings of any size, as in --data photos/ --feed load --out-res "
+         "224 --fit random-resized-crop (--threads decode, and RandomResizedCrop crops the whole image anew "
+         "in each epoch); constant repeats the first batch, to measure the "
+         "speed without the cost of input; mixed mixes sources in each batch: --mix. HOW is one of"},
     {"mix", "NAME[=URL]:W,...", OPTION_TEXT, AT(job.mix.mix), .column = COLUMN,
      .help = "the sources of --feed mixed and their weights, as in load:0.3,synth:0.7: load is --data, synth "
              "is generated and never repeats an image, and NAME=URL:W is a further folder or URL of shards. "
@@ -329,10 +326,9 @@ static const struct option_spec options[] = {
      .help = "whether --init takes the moving average of the parameters (state_dict_ema or model_ema in a "
              "file of another program): auto takes it if there is one. WHICH is one of"},
     {"init-state", "FILE", OPTION_TEXT, AT(begin_path),
-     .help =
-         "begin with the batch at which this state of a stream was saved: by Loader.save_state() in "
-         "Python, or by --export-state. Samples, --seed, --shuffle, --lanes and the samples per step must "
-         "be the same"},
+     .help = "begin with the batch at which this state of a stream was saved: by Loader.save_state() in "
+             "Python, or by --export-state. Samples, --seed, --shuffle, --lanes and the samples per step "
+             "must be the same"},
     {"checkpoint", "DIR", OPTION_TEXT, AT(checkpoint),
      .help = "write a checkpoint into this folder after every epoch"},
     {"keep", "N", OPTION_COUNT, AT(keep), .fallback = "3", .minimum = 1, .maximum = 1 << 20,
@@ -406,11 +402,19 @@ static const struct option_section sections[] = {
 
 /* ---- Recipes (docs/recipes.md) ---- */
 
+/* The samples of `paper` and `pdp2026`; other data than synth leave them out. */
+#define PAPER_SAMPLES                                                                                    \
+    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes", \
+        "res", "512"
+/* How the published scripts train. */
+#define SCRIPTS_TRAIN                                                                                     \
+    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",           \
+        "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", \
+        "0.8", "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225"
+
 /* The options of the recipe `paper`. The warm-up is 5000 steps of 256 samples. */
 static const char *const paper[] = {
-    /* the samples; left out with other data than synth */
-    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
-    "res", "512",
+    PAPER_SAMPLES,
     /* how to train */
     "out-res", "224", "channels", "3", "mean", "0.5", "std", "0.5", "batch", "256", "drop-last", "yes",
     "optimizer", "adamw", "lr", "0.001", "lr-schedule", "cosine", "lr-warmup", "1.28", "weight-decay", "0.05",
@@ -418,37 +422,26 @@ static const char *const paper[] = {
     "2", "erasing", "0.25", "mixup", "0.8", "cutmix", "1", NULL};
 /* pretrain/pretrain_cuda_optim/ of hpca-uji/fdsl-gpu-pipeline: 4 GPUs with 256 samples each. */
 static const char *const pdp2026[] = {
-    /* the samples; left out with other data than synth */
-    "data", "synth", "preset", "paper-1000", "classes", "1000", "train-size", "1000000", "fresh", "yes",
-    "res", "512",
+    PAPER_SAMPLES,
     /* how to train */
-    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
-    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
-    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "1024", "fit",
-    "random-resized-crop", "interpolation", "bicubic", "rand-augment", "pdp2026-m28", "rand-augment-ops", "2",
-    "erase-last", "yes", "lr-schedule", "step", "lr-gamma", "0.5", "lr-step-updates", "42000",
-    "lr-warmup-updates", "5000", "warmup-lr", "1e-6", NULL};
+    SCRIPTS_TRAIN, "batch", "1024", "fit", "random-resized-crop", "interpolation", "bicubic", "rand-augment",
+    "pdp2026-m28", "rand-augment-ops", "2", "erase-last", "yes", "lr-schedule", "step", "lr-gamma", "0.5",
+    "lr-step-updates", "42000", "lr-warmup-updates", "5000", "warmup-lr", "1e-6", NULL};
 /* scripts/pretrain.sh of masora1030/CVPR2023-FDSL-on-VisualAtom: 128 GPUs with 64 samples each. */
 static const char *const cvpr2023[] = {
     /* the samples; left out with other data than synth */
     "data", "synth", "formula", "visualatom", "preset", "visualatom", "classes", "21000", "train-size",
     "21000000", "res", "512",
     /* how to train */
-    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
-    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
-    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "8190", "repeats", "3",
-    "fit", "random-resized-crop", "interpolation", "random", "rand-augment", "rand-m9-mstd0.5-inc1",
-    "erase-last", "yes", "lr-schedule", "cosine", "lr-min", "1e-5", "lr-overlap", "yes", "lr-warmup-updates",
-    "5000", "warmup-lr", "1e-6", NULL};
+    SCRIPTS_TRAIN, "batch", "8190", "repeats", "3", "fit", "random-resized-crop", "interpolation", "random",
+    "rand-augment", "rand-m9-mstd0.5-inc1", "erase-last", "yes", "lr-schedule", "cosine", "lr-min", "1e-5",
+    "lr-overlap", "yes", "lr-warmup-updates", "5000", "warmup-lr", "1e-6", NULL};
 /* main.py of facebookresearch/deit, with 1024 samples per step. */
 static const char *const deit[] = {
     /* how to train */
-    "out-res", "224", "channels", "3", "drop-last", "yes", "optimizer", "adamw", "lr", "0.001",
-    "weight-decay", "0.05", "label-smoothing", "0.1", "drop-path", "0.1", "erasing", "0.25", "mixup", "0.8",
-    "cutmix", "1", "mean", "0.485,0.456,0.406", "std", "0.229,0.224,0.225", "batch", "1023", "repeats", "3",
-    "fit", "random-resized-crop", "interpolation", "bicubic", "flip", "yes", "rand-augment",
-    "rand-m9-mstd0.5-inc1", "lr-schedule", "cosine", "lr-min", "1e-5", "lr-overlap", "yes", "lr-warmup", "5",
-    "warmup-lr", "1e-6",
+    SCRIPTS_TRAIN, "batch", "1023", "repeats", "3", "fit", "random-resized-crop", "interpolation", "bicubic",
+    "flip", "yes", "rand-augment", "rand-m9-mstd0.5-inc1", "lr-schedule", "cosine", "lr-min", "1e-5",
+    "lr-overlap", "yes", "lr-warmup", "5", "warmup-lr", "1e-6",
     /* the average, which is tested, too */
     "ema", "0.99996", NULL};
 
@@ -636,42 +629,34 @@ static bool normalises_by_rank(const struct train_parameters *parameters)
  * the data. */
 static bool decides_nothing(const struct train_parameters *parameters, const char *option)
 {
-    if (strcmp(option, "feed") == 0) /* live and stored samples are bit-identical */
-        return parameters->job.feed != DATA_CONSTANT && !loads(parameters);
-    if (strcmp(option, "on-error") == 0)
-        return parameters->job.on_error != ON_ERROR_MASK;
-    if (strcmp(option, "decoder") == 0) /* the engine decides what auto is: resume_take_decoding() */
-        return parameters->decoder == DECODER_AUTO;
-    if (strcmp(option, "fresh") == 0)
-        return !parameters->job.fresh;
-    if (strcmp(option, "crop-scale") == 0)
-        return strcmp(parameters->job.crop.scale, CROP_SCALE_DEFAULT) == 0;
-    if (strcmp(option, "crop-ratio") == 0)
-        return strcmp(parameters->job.crop.ratio, CROP_RATIO_DEFAULT) == 0;
-    if (strcmp(option, "color-jitter") == 0)
-        return !parameters->color.jitter;
-    if (strcmp(option, "grayscale") == 0)
-        return parameters->color.grayscale <= 0;
-    if (strcmp(option, "blur") == 0)
-        return parameters->color.blur <= 0;
-    if (strcmp(option, "balance") == 0)
-        return !normalises_by_rank(parameters);
-    if (strcmp(option, "sync-batch-norm") == 0)
-        return !parameters->sync_batch_norm;
-    if (strcmp(option, "zero-init-last-gamma") == 0)
-        return !parameters->zero_init_last_gamma;
-    if (strcmp(option, "ema-warmup") == 0)
-        return !parameters->ema_warmup;
-    if (strcmp(option, "bce-sum") == 0)
-        return !parameters->bce_sum;
-    if (strcmp(option, "draw") == 0)
-        return !parameters->job.draw || strcmp(parameters->job.draw, "patches") == 0;
-    if (strcmp(option, "min-lit") == 0) /* the data's hashes do not cover all orbits */
-        return !(parameters->job.min_lit > 0);
-    if (strcmp(option, "generator") == 0)
-        return !draws_other_bits(parameters);
-    if (strcmp(option, "sync") == 0)
-        return !exchange_rounds(parameters->sync);
+    const struct job_parameters *job = &parameters->job;
+    const struct {
+        const char *option;
+        bool decides;
+    } some[] = {
+        {"feed", job->feed == DATA_CONSTANT || loads(parameters)}, /* live and stored are bit-identical */
+        {"on-error", job->on_error == ON_ERROR_MASK},
+        {"decoder", parameters->decoder != DECODER_AUTO}, /* resume_take_decoding(): the engine chooses */
+        {"fresh", job->fresh},
+        {"crop-scale", strcmp(job->crop.scale, CROP_SCALE_DEFAULT) != 0},
+        {"crop-ratio", strcmp(job->crop.ratio, CROP_RATIO_DEFAULT) != 0},
+        {"color-jitter", parameters->color.jitter},
+        {"grayscale", parameters->color.grayscale > 0},
+        {"blur", parameters->color.blur > 0},
+        {"balance", normalises_by_rank(parameters)},
+        {"sync-batch-norm", parameters->sync_batch_norm},
+        {"zero-init-last-gamma", parameters->zero_init_last_gamma},
+        {"ema-warmup", parameters->ema_warmup},
+        {"bce-sum", parameters->bce_sum},
+        {"draw", job->draw && strcmp(job->draw, "patches") != 0},
+        {"min-lit", job->min_lit > 0}, /* the data's hashes do not cover all orbits */
+        {"generator", draws_other_bits(parameters)},
+        {"sync", exchange_rounds(parameters->sync)},
+        {"epochs", schedule_has_end((enum schedule_kind)parameters->schedule)},
+    };
+    for (size_t i = 0; i < COUNT_OF(some); i++)
+        if (strcmp(option, some[i].option) == 0)
+            return !some[i].decides;
     /* Other ranks, shares, exchanges, pipelines and parts of a step change only the order of sums. --lr-scale
      * changes only --lr. */
     static const char *const others[] = {
@@ -681,9 +666,7 @@ static bool decides_nothing(const struct train_parameters *parameters, const cha
         "test-size",   "res",          "lr-scale",    "memory-limit",   "parallel",
         "stages",      "microbatches", "schedule",    "accumulate",     "checkpoint-activations",
         NULL};
-    if (is_one_of(option, others))
-        return true;
-    return strcmp(option, "epochs") == 0 && !schedule_has_end((enum schedule_kind)parameters->schedule);
+    return is_one_of(option, others);
 }
 
 /* Sets opened->identity to the options that can change the parameters, and to hashes of the initial
@@ -749,11 +732,8 @@ static enum status check_outputs(const struct options *given, const struct train
         return status_option(STATUS_USAGE, "export-state",
                              " would replace the file of --init-state, which --resume compares; give it "
                              "another name");
-    if (parameters->state_path && partition->rank == 0) {
-        const enum status status = stream_state_writable(parameters->state_path);
-        if (status != STATUS_OK)
-            return status_prefix(status, "--export-state");
-    }
+    if (parameters->state_path && partition->rank == 0)
+        TRY(status_prefix(stream_state_writable(parameters->state_path), "--export-state"));
     if (parameters->save_batch && partition->rank == 0)
         TRY(export_batch_check(parameters->save_batch));
     if (parameters->log_path && partition->rank == 0)
@@ -804,8 +784,7 @@ static enum status check_samples(const struct options *given, const struct train
                           "broken samples");
     if (job->test_data && options_given(given, "test-share"))
         return status_set(STATUS_USAGE,
-                          "--test-data is the test set, so --test-share holds out nothing; drop "
-                          "one of them");
+                          "--test-data is the test set, so --test-share holds out nothing; drop one of them");
     return STATUS_OK;
 }
 
@@ -923,8 +902,7 @@ static enum status read_milestones(const struct train_parameters *all, uint64_t 
     }
     return status_set(
         STATUS_USAGE,
-        "--lr-milestones %.80s: give at most %d ascending epochs from 1 on, joined by ':', as in "
-        "30:60:80",
+        "--lr-milestones %.80s: give at most %d ascending epochs from 1 on, joined by ':', as in 30:60:80",
         all->lr_milestones, SCHEDULE_MILESTONES_MAX);
 }
 
@@ -1090,9 +1068,8 @@ static enum status check_multi_hot(const struct train_parameters *all, const str
             all->job.data);
     return data->multi_hot && data->fresh && all->parallel == PARALLEL_PIPELINE
                ? status_set(STATUS_USAGE,
-                            "--fresh: new images have new multi-hot labels in every epoch, which "
-                            "only the first stage of a pipeline generates; drop --fresh, or use "
-                            "--parallel data")
+                            "--fresh: new images have new multi-hot labels in every epoch, which only the "
+                            "first stage of a pipeline generates; drop --fresh, or use --parallel data")
                : STATUS_OK;
 }
 
@@ -1248,8 +1225,7 @@ static enum status check_steps(const struct train_parameters *all, const struct 
 /* Reads the state of --init-state. */
 static enum status read_state(const char *path, struct stream_state *state)
 {
-    const enum status status = path ? stream_state_read(path, state) : STATUS_OK;
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "--init-state");
+    return path ? status_prefix(stream_state_read(path, state), "--init-state") : STATUS_OK;
 }
 
 /* ---- Whether a variant supports the options ---- */

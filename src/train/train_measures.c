@@ -1,9 +1,7 @@
 /* The columns of the rows of the workload `train`, and the work of a run. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
-#include "train/augment.h"
 #include "train/pipeline.h"
 #include "train/train_parts.h"
 
@@ -16,9 +14,8 @@ const struct column train_columns[] = {
     {"train_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the training set"},
     {"test_samples", VALUE_INTEGER, COMBINE_FIRST, "", .about = "samples of the test set"},
     {"skipped", VALUE_INTEGER, COMBINE_FIRST, "",
-     .about =
-         "broken samples that --on-error skip left out of both sets, or --on-error mask of the test set; "
-         "empty if the number is unknown"},
+     .about = "broken samples that --on-error skip left out of both sets, or --on-error mask of the test "
+              "set; empty if the number is unknown"},
     {"train_loss", VALUE_REAL, COMBINE_FIRST, "",
      .about = "mean loss over the training samples of the epoch, computed by the training steps",
      .better = BETTER_LOWER, .of_run = true},
@@ -118,9 +115,8 @@ const struct column train_columns[] = {
     {"ema_test_map", VALUE_REAL, COMBINE_FIRST, "",
      .about = "test_map of the moving average of the parameters", .digits = 6},
     {"memory_planned_bytes", VALUE_INTEGER, COMBINE_MAX, "bytes",
-     .about =
-         "memory that was planned before it was allocated, with the context of the GPU or the rest of the "
-         "process; only with --memory, --memory-limit and --parallel auto"},
+     .about = "memory that was planned before it was allocated, with the context of the GPU or the rest of "
+              "the process; only with --memory, --memory-limit and --parallel auto"},
     {"memory_used_bytes", VALUE_INTEGER, COMBINE_MAX, "bytes",
      .about = "memory in use after the epoch, of all processes on the GPU or of this process; only with "
               "memory_planned_bytes"},
@@ -205,13 +201,13 @@ static void put_stream(const struct train_epoch *epoch, int threads, struct row 
 {
     row_text(row, "decoder", decoder_names[epoch->decoding.decoder]);
     row_real(row, "device_share", epoch->decoding.share);
-    row_count(row, "masked", epoch->masked);
-    row_real(row, "stall_share", epoch->stall_s / epoch->epoch_s);
-    row_real(row, "decode_share", epoch->decode_s / (epoch->epoch_s * threads));
-    row_real(row, "read_bytes_per_s", (double)epoch->read_bytes / epoch->epoch_s);
-    row_count(row, "resident_samples", epoch->resident);
-    if (epoch->resident_device)
-        row_count(row, "resident_device_samples", epoch->resident_device);
+    row_count(row, "masked", epoch->totals.masked);
+    row_real(row, "stall_share", epoch->totals.stall_s / epoch->epoch_s);
+    row_real(row, "decode_share", epoch->totals.decode_s / (epoch->epoch_s * threads));
+    row_real(row, "read_bytes_per_s", (double)epoch->totals.read_bytes / epoch->epoch_s);
+    row_count(row, "resident_samples", epoch->totals.resident);
+    if (epoch->totals.resident_device)
+        row_count(row, "resident_device_samples", epoch->totals.resident_device);
     row_real(row, "cpu_cores", epoch->cpu_s / epoch->cpu_span_s);
 }
 
@@ -248,12 +244,13 @@ enum status train_measure(const void *input, const struct variant *variant, void
     row_count(row, "test_samples", opened->data.sets[DATA_TEST].count);
     job_put_skipped(&opened->data, row);
     put_learning(&epoch, row);
-    row_real(row, "data_share", epoch.data_s < 0 ? NAN : epoch.data_s / epoch.epoch_s);
+    row_real(row, "data_share", epoch.totals.data_s < 0 ? NAN : epoch.totals.data_s / epoch.epoch_s);
     row_count(row, "memory_bytes", epoch.memory_bytes);
     if (opened->data.feed == DATA_LIVE) {
-        row_real(row, "generate_share", epoch.generate_s / epoch.epoch_s);
+        row_real(row, "generate_share", epoch.totals.generate_s / epoch.epoch_s);
         row_real(row, "generated_per_s",
-                 epoch.generate_s > 0 ? (double)generated_of(&opened->job) / epoch.generate_s : NAN);
+                 epoch.totals.generate_s > 0 ? (double)generated_of(&opened->job) / epoch.totals.generate_s
+                                             : NAN);
     }
     if (opened->data.feed == DATA_LOAD)
         put_stream(&epoch, job_all_threads().threads, row);
@@ -274,7 +271,7 @@ enum status train_measure(const void *input, const struct variant *variant, void
     }
     row_text(row, "init", opened->init);
     if (epoch.scales_loss) {
-        row_count(row, "skipped_steps", epoch.skipped);
+        row_count(row, "skipped_steps", epoch.totals.skipped);
         row_real(row, "loss_scale", epoch.loss_scale);
         row_text(row, "overflow_layers", epoch.overflows);
     }

@@ -19,7 +19,6 @@
 #include "machine/host.h"
 #include "train/epoch_report.h"
 #include "train/import_export.h"
-#include "train/layer_precision.h"
 
 /* Results of a verification: the number of losses compared, the number of wrong losses, and one flag per
  * parameter tensor, set if the tensor is wrong. */
@@ -574,9 +573,7 @@ static enum status take_beginning(struct trainer *trainer)
     const struct train_job *job = trainer->job;
     const struct model *model = job->train.model;
     struct checkpoint *now = &trainer->now;
-    snprintf(now->model, sizeof now->model, "%s", model->name);
-    now->input = model->input;
-    now->classes = model->classes;
+    checkpoint_describe(model, now);
     memcpy(now->scale, job->train.data->scale, sizeof now->scale);
     memcpy(now->offset, job->train.data->offset, sizeof now->offset);
     now->history = (struct train_history){.to_98_s = -1, .to_99_s = -1};
@@ -587,7 +584,6 @@ static enum status take_beginning(struct trainer *trainer)
     memcpy(now->hashes, job->train.data->hashes, sizeof now->hashes);
     now->data = strdup(job->data ? job->data : "");
     now->row = strdup("");
-    now->arena_values = model->arena_values;
     trainer->logits = malloc((size_t)job->train.data->sets[DATA_TEST].count * model->classes * sizeof(float));
     bool room = train_state_for(&job->train, &now->state);
     if (job->checkpoints && job->checkpoint_steps)
@@ -784,9 +780,7 @@ static enum status begin(struct trainer *trainer, const struct resources *resour
         return STATUS_OK;
     TRY(comm_agree(trainer->engine->open(&trainer->train, resources, &trainer->state)));
     TRY(trainer_take_decoding(trainer));
-    if (comm_rank() == 0)
-        status = resume_note_choice(trainer->job, &trainer->now.identity);
-    TRY(comm_agree(status));
+    TRY(comm_agree(comm_rank() > 0 ? STATUS_OK : resume_note_choice(trainer->job, &trainer->now.identity)));
     TRY(trainer_share_state(trainer));
     TRY(trainer_set(trainer, &trainer->now.state));
     if (trainer->job->log_path && comm_rank() == 0)
@@ -902,11 +896,8 @@ enum status logits_judge(const float *logits, const struct data_set *set, uint32
     *judged = (struct judgement){.precision = NAN};
     for (uint32_t i = 0; i < set->count; i++) {
         const float *of = logits + (size_t)i * classes;
-        uint32_t best = 0;
+        const uint32_t best = largest_logit(of, classes);
         double sum = 1; /* exp(0), for the largest logit */
-        for (uint32_t k = 1; k < classes; k++)
-            if (of[k] > of[best])
-                best = k;
         for (uint32_t k = 0; k < classes; k++)
             sum += k == best ? 0 : exp((double)of[k] - of[best]);
         judged->loss +=
@@ -1311,16 +1302,15 @@ void *trainer_test_samples(void *state)
 enum status trainer_export(void *state, const char *path)
 {
     struct trainer *trainer = state;
-    enum status status = STATUS_OK;
     bool within;
     TRY(settle(trainer, &within));
     if (within)
         TRY(trainer_get(trainer, &trainer->within));
     const struct train_state *now = within ? &trainer->within : &trainer->now.state;
-    if (comm_rank() == 0)
-        status = export_parameters(&trainer->job->train, now->ema ? now->ema : now->parameters,
-                                   &trainer->job->identity, path);
-    return comm_agree(status);
+    return comm_agree(comm_rank() > 0
+                          ? STATUS_OK
+                          : export_parameters(&trainer->job->train, now->ema ? now->ema : now->parameters,
+                                              &trainer->job->identity, path));
 }
 
 enum status trainer_import(void *state, const char *path)
@@ -1523,21 +1513,13 @@ enum status trainer_finish(void *state, struct train_epoch *epoch)
         status_say("epoch %" PRIu32 ": %" PRIu64 " broken training sample%s masked", history->epochs + 1,
                    totals->masked, totals->masked == 1 ? " was" : "s were");
     *epoch = (struct train_epoch){.steps = steps,
+                                  .totals = *totals,
                                   .loss = totals->loss / (double)totals->samples,
                                   .train_accuracy = (double)totals->correct / (double)totals->samples,
                                   .gradient_norm = totals->norms / (double)totals->normed,
                                   .ema = {NAN, NAN, NAN},
                                   .rate = schedule_rate(&job->train.schedule, last),
                                   .scales_loss = trainer->engine->scales_loss,
-                                  .skipped = totals->skipped,
-                                  .data_s = totals->data_s,
-                                  .generate_s = totals->generate_s,
-                                  .masked = totals->masked,
-                                  .read_bytes = totals->read_bytes,
-                                  .resident = totals->resident,
-                                  .resident_device = totals->resident_device,
-                                  .stall_s = totals->stall_s,
-                                  .decode_s = totals->decode_s,
                                   .decoding = trainer->decoding,
                                   .cpu_s = trainer->cpu_s,
                                   .cpu_span_s = trainer->cpu_span_s,

@@ -79,21 +79,18 @@ struct judgement {
 struct train_epoch {
     struct train_history history; /* totals of all epochs so far */
     uint32_t steps;
+    struct train_totals
+        totals; /* of all ranks; of this rank: all seconds, and what was read and is resident */
     double loss, train_accuracy; /* means over the epoch; parameters change during it */
     struct judgement test;
     struct judgement ema; /* of the test set, with the averaged parameters; NaN: no average */
     double gradient_norm; /* mean over the steps, before clipping; NaN: not computed */
     double rate;          /* learning rate of the epoch's last step */
     bool scales_loss;     /* whether the engine scales the loss; if not, the next two members are unused */
-    uint64_t skipped;     /* steps skipped because of overflow */
     double loss_scale;    /* loss scale after the epoch's last step */
     char overflows[LAYER_OVERFLOWS_TEXT]; /* layer_overflows_text() of the epoch's steps in this process */
-    double data_s, epoch_s; /* seconds of waiting for samples (negative: not known); epoch duration */
-    double generate_s;      /* seconds spent generating samples (DATA_LIVE) */
-    /* DATA_LOAD only: as in struct train_totals; `masked` of all ranks, the others of this rank. */
-    uint64_t masked, read_bytes, resident, resident_device;
-    double stall_s, decode_s;
-    struct train_decoding decoding; /* DATA_LOAD only: as the engine decodes */
+    double epoch_s;                       /* duration of the epoch in seconds */
+    struct train_decoding decoding;       /* DATA_LOAD only: as the engine decodes */
     double cpu_s, cpu_span_s; /* CPU time of this process during the steps that it trained; their duration */
     const char *exchange;     /* the method that adds up the gradients of the ranks; "" with one rank */
     double exchange_s;        /* seconds in which this rank exchanged gradients, including waiting */
