@@ -60,6 +60,8 @@ struct fdsl_trainer {
 };
 
 static atomic_int user; /* process with an open trainer, or 0: options, ranks and data have static parts */
+static atomic_int
+    opener; /* process that has opened a trainer, or 0: OpenMP's threads do not survive fork() */
 
 /* ---- Messages ---- */
 
@@ -425,6 +427,13 @@ enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, str
             other == (int)getpid()
                 ? "trainer: another one is open in this process; close it first, or use another process"
                 : "trainer: this process was forked while one was open; fork before, or start a new process");
+    other = 0;
+    if (!atomic_compare_exchange_strong(&opener, &other, (int)getpid()) && other != (int)getpid()) {
+        atomic_store(&user, 0);
+        return lib_invalid(
+            "trainer: this process was forked after one had been open; fork before, or start a new "
+            "process");
+    }
     struct fdsl_trainer *self = calloc(1, sizeof *self);
     enum status status = ALLOCATED(self, "out of memory");
     if (!self) {
