@@ -963,14 +963,18 @@ static enum status read_and_hold_out(struct dataset *dataset, struct label_readi
     return holds && !dataset->only_held ? hold_out(dataset, items, all.count) : STATUS_OK;
 }
 
-/* Finds labels that are words or in a table, and reads the samples. Not inlined: as find_candidates(). */
-static __attribute__((noinline)) enum status read_labels_and_samples(struct dataset *dataset)
+/* Finds labels that are words or in a table, and reads the samples. The reader has 24 KB, which would not fit
+ * onto small stacks. */
+static enum status read_labels_and_samples(struct dataset *dataset)
 {
-    struct label_reading reading = {.plain = {.dataset = dataset, .fd = -1}};
-    enum status status = label_names_find(dataset, &reading);
+    FREED struct label_reading *reading = calloc(1, sizeof *reading);
+    TRY(ALLOCATED(reading, "out of memory for the labels"));
+    reading->plain.dataset = dataset;
+    reading->plain.fd = -1;
+    enum status status = label_names_find(dataset, reading);
     if (status == STATUS_OK)
-        status = read_and_hold_out(dataset, &reading);
-    plain_close(&reading.plain);
+        status = read_and_hold_out(dataset, reading);
+    plain_close(&reading->plain);
     return status;
 }
 
