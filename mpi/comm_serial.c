@@ -1,9 +1,16 @@
 /* Implements machine/comm.h for one rank, in builds without MPI. */
-#include "machine/comm.h"
-
 #include <string.h>
 
+#include "core/status.h"
 #include "launcher.h"
+
+/* One rank has no peer, so nothing opens a channel. */
+static enum status no_messages(void)
+{
+    return status_set(STATUS_UNAVAILABLE, "messages between ranks need a build with MPI");
+}
+
+#include "machine/comm_plain.h"
 
 enum status comm_open(void)
 {
@@ -23,16 +30,6 @@ enum status comm_open(void)
 
 void comm_close(void)
 {
-}
-
-void comm_set_timeout(double seconds)
-{
-    (void)seconds;
-}
-
-double comm_timeout(void)
-{
-    return 0;
 }
 
 int comm_rank(void)
@@ -83,52 +80,11 @@ enum status comm_max(double *values, size_t count)
     return STATUS_OK;
 }
 
-enum status comm_group_open(uint32_t number, struct comm_group **group)
-{
-    (void)number;
-    *group = NULL;
-    return STATUS_OK;
-}
-
-void comm_group_close(struct comm_group *group)
-{
-    (void)group;
-}
-
-int comm_group_rank(const struct comm_group *group)
-{
-    (void)group;
-    return 0;
-}
-
-int comm_group_size(const struct comm_group *group)
-{
-    (void)group;
-    return 1;
-}
-
-enum status comm_group_agree(const struct comm_group *group, enum status status)
-{
-    (void)group;
-    return status;
-}
-
-enum status comm_group_spread(const struct comm_group *group, void *data, size_t bytes)
-{
-    (void)group, (void)data, (void)bytes;
-    return STATUS_OK;
-}
-
-enum status comm_reducer_open_in(const struct comm_group *group, size_t count, struct comm_reducer **reducer)
-{
-    (void)group, (void)count;
-    *reducer = NULL;
-    return STATUS_OK;
-}
-
 enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
 {
-    return comm_reducer_open_in(NULL, count, reducer);
+    (void)count;
+    *reducer = NULL;
+    return STATUS_OK;
 }
 
 void comm_reducer_close(struct comm_reducer *reducer)
@@ -140,12 +96,6 @@ enum status comm_reduce(struct comm_reducer *reducer, enum status status, float 
 {
     (void)reducer, (void)values;
     return status;
-}
-
-enum status comm_check_same(uint64_t mine, const char *what, const char *remedy)
-{
-    (void)mine, (void)what, (void)remedy;
-    return STATUS_OK;
 }
 
 enum status comm_spread(void *data, size_t bytes)
@@ -183,57 +133,4 @@ enum status comm_share_parts(float *values, const size_t *begins)
     return STATUS_OK;
 }
 
-/* One rank has no peer, so nothing opens a channel. */
-static enum status no_peer(void)
-{
-    return status_set(STATUS_UNAVAILABLE, "messages between ranks need a build with MPI");
-}
-
 bool comm_shares_memory = true;
-
-enum status comm_channels_open(const struct comm_channel_spec *specs, size_t count,
-                               struct comm_channel **channels)
-{
-    bool any = false;
-    for (size_t i = 0; i < count; i++) {
-        any = any || specs[i].bytes > 0;
-        channels[i] = NULL;
-    }
-    return any ? no_peer() : STATUS_OK;
-}
-
-void comm_channel_close(struct comm_channel *channel)
-{
-    (void)channel;
-}
-
-void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, size_t *own_bytes)
-{
-    (void)channel;
-    *bytes = *own_bytes = 0;
-    return NULL;
-}
-
-bool comm_channel_shares(const struct comm_channel *channel)
-{
-    (void)channel;
-    return false;
-}
-
-enum status comm_channel_room(struct comm_channel *channel, void **buffer)
-{
-    (void)channel, (void)buffer;
-    return no_peer();
-}
-
-enum status comm_channel_send(struct comm_channel *channel, size_t bytes)
-{
-    (void)channel, (void)bytes;
-    return no_peer();
-}
-
-enum status comm_channel_receive(struct comm_channel *channel, void **buffer)
-{
-    (void)channel, (void)buffer;
-    return no_peer();
-}

@@ -180,10 +180,9 @@ static void *look_on(void *argument)
             return NULL;
         name_missing(name, sizeof name);
     }
-    status_warn_own(
-        "gave up waiting for %s to start MPI after %g s; give all ranks the same program and options, "
-        "or wait longer with --rank-timeout",
-        name, watch->limit_s);
+    status_warn_own("gave up waiting for %s to start MPI after %g s; give all ranks the same program and "
+                    "options, or wait longer with --rank-timeout",
+                    name, watch->limit_s);
     _exit(STATUS_FAILED); /* MPI_Init() may never return, and no other work has started */
 }
 

@@ -4,7 +4,7 @@
 
 #include <criterion/criterion.h>
 
-#include "core/array.h"
+#include "core/portable.h"
 #include "run/share_search.h"
 
 /* A machine. A step without reading takes 1 - 1 unit of time -, and generating all of its samples takes

@@ -112,6 +112,7 @@ Test(status, prefixes_nest_outwards_and_keep_the_code)
     status_set(STATUS_WRONG, "the cause");
     cr_expect(status_prefix(STATUS_WRONG, "line %d", 7) == STATUS_WRONG);
     cr_expect(status_prefix(STATUS_USAGE, "%s", "file.csv") == STATUS_USAGE);
+    cr_expect(status_prefix(STATUS_OK, "%s", "success") == STATUS_OK);
     cr_expect_str_eq(status_text(), "file.csv: line 7: the cause");
 }
 

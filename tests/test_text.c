@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "core/portable.h"
 #include "core/text.h"
 
 static const struct {

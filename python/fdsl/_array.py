@@ -9,10 +9,10 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Sequence
-from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import c_int64, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
-from ._library import CPU, check, lib
+from ._library import CPU, TensorStruct, check, lib
 
 if TYPE_CHECKING:
     import numpy
@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 # Per element type: bytes per element, type string of array interfaces, and type code of DLPack. NumPy has no bfloat16
 # and gets the bits as uint16.
 _ELEMENTS = {
-    "uint8": (1, "|u1", 1),
-    "float16": (2, "<f2", 2),
-    "bfloat16": (2, "<u2", 4),
-    "float32": (4, "<f4", 2),
-    "int64": (8, "<i8", 0),
+    "uint8": (1, "|u1", 1), "float16": (2, "<f2", 2), "bfloat16": (2, "<u2", 4), "float32": (4, "<f4", 2), "int64": (8, "<i8", 0),
     "uint64": (8, "<u8", 1),
-}
+}  # fmt: skip
 _FORMATS = {"uint8": "B", "float16": "e", "bfloat16": "H", "float32": "f", "int64": "q", "uint64": "Q"}  # for struct
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
 _LEGACY_STREAM = 1  # CUDA's default stream in DLPack and array interfaces; NULL in libfdsl
@@ -63,21 +59,11 @@ class _Memory:
 # ---- DLPack ----
 
 
-class _Tensor(ctypes.Structure):
-    """DLTensor"""
-
-    _fields_ = [
-        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32),
-        ("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16),
-        ("shape", c_void_p), ("strides", c_void_p), ("byte_offset", c_uint64),
-    ]  # fmt: skip
-
-
 class _Legacy(ctypes.Structure):
     """DLManagedTensor"""
 
     capsule = b"dltensor"
-    _fields_ = [("tensor", _Tensor), ("manager_ctx", c_void_p), ("deleter", c_void_p)]
+    _fields_ = [("tensor", TensorStruct), ("manager_ctx", c_void_p), ("deleter", c_void_p)]
 
 
 class _Versioned(ctypes.Structure):
@@ -86,7 +72,7 @@ class _Versioned(ctypes.Structure):
     capsule = b"dltensor_versioned"
     _fields_ = [
         ("major", c_uint32), ("minor", c_uint32), ("manager_ctx", c_void_p), ("deleter", c_void_p),
-        ("flags", c_uint64), ("tensor", _Tensor),
+        ("flags", c_uint64), ("tensor", TensorStruct),
     ]  # fmt: skip
 
 
@@ -116,7 +102,7 @@ class _Export:
         address = ctypes.addressof(self.extents)
         on_cpu = array._device == CPU
         self.managed = kind(deleter=_DELETER)
-        self.managed.tensor = _Tensor(
+        self.managed.tensor = TensorStruct(
             array.ptr, _DLPACK_CPU if on_cpu else _DLPACK_CUDA, 0 if on_cpu else array._device,
             rank, code, 8 * size, 1, address, address + 8 * rank, 0,
         )  # fmt: skip
@@ -181,15 +167,9 @@ class Array:
     __slots__ = ("shape", "dtype", "ptr", "nbytes", "_device", "_memory", "_stream", "_stream_owner", "__weakref__")
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: str,
-        device: int,
-        stream: int = 0,
-        owner: object = None,
-        memory: Optional[_Memory] = None,
-        ptr: Optional[int] = 0,
-    ) -> None:
+        self, shape: tuple[int, ...], dtype: str, device: int, stream: int = 0, owner: object = None,
+        memory: Optional[_Memory] = None, ptr: Optional[int] = 0,
+    ) -> None:  # fmt: skip
         if _exports:  # seldom; a call takes longer than this
             collect()
         self.shape, self.dtype, self._device = shape, dtype, device
@@ -268,13 +248,9 @@ class Array:
         return (_DLPACK_CPU, 0) if self._device == CPU else (_DLPACK_CUDA, self._device)
 
     def __dlpack__(
-        self,
-        *,
-        stream: Optional[int] = None,
-        max_version: Optional[tuple[int, int]] = None,
-        dl_device: Optional[tuple[int, int]] = None,
-        copy: Optional[bool] = None,
-    ) -> Any:
+        self, *, stream: Optional[int] = None, max_version: Optional[tuple[int, int]] = None,
+        dl_device: Optional[tuple[int, int]] = None, copy: Optional[bool] = None,
+    ) -> Any:  # fmt: skip
         """Returns a DLPack capsule of the array, without a copy unless the arguments request one.
 
         stream: the consumer's CUDA stream, which then waits for the work that fills the array. None or 1: the legacy
@@ -286,9 +262,7 @@ class Array:
         ValueError for a stream that DLPack does not allow, and TypeError for an argument of the wrong type.
         """
         for name, pair in ("dl_device", dl_device), ("max_version", max_version):
-            if pair is not None and not (
-                isinstance(pair, Sequence) and [isinstance(n, int) for n in pair] == [True] * 2
-            ):
+            if pair is not None and not (isinstance(pair, Sequence) and [isinstance(n, int) for n in pair] == [True] * 2):
                 raise TypeError(f"{name}: it must be None or two integers, not {pair!r}")
         if stream is not None and not isinstance(stream, int):
             raise TypeError(f"stream: it must be None or an int, not {type(stream).__name__}")

@@ -8,10 +8,8 @@ from typing import Any, Optional, Union
 
 from ._array import device_name
 from ._generator import _NAMES, _device, _dtype, _path, _text
-from ._library import (
-    CPU, PENDING, RowsConfigStruct, SelectConfigStruct, StreamConfigStruct, check, integer, lib,
-)  # fmt: skip
-from ._stream import _U64, Path, _Source
+from ._library import CPU, PENDING, RowsConfigStruct, SelectConfigStruct, StreamConfigStruct, check, integer, lib
+from ._stream import _U64, Path, _Source, named
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _NORM_MAX = 1e19  # of the library; the squares of larger norms are too large for a float
@@ -115,20 +113,12 @@ class Embeddings(_Source):
     _rows = True
 
     def __init__(
-        self,
-        path: Path,
-        tensor: Optional[str] = None,
-        labels: Optional[Path] = None,
-        align: Optional[int] = None,
-        *,
+        self, path: Path, tensor: Optional[str] = None, labels: Optional[Path] = None, align: Optional[int] = None, *,
         num_threads: Optional[int] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         c = RowsConfigStruct()
         check(lib.fdsl_rows_config_init(c, ctypes.sizeof(c)))
-        name = _path("path", path)
-        if not name:
-            raise ValueError("path: it is empty") if name == b"" else TypeError("path: it must be a path, not None")
-        c.path, c.tensor = name, None if tensor is None else _text("tensor", tensor)
+        c.path, c.tensor = named(path), None if tensor is None else _text("tensor", tensor)
         c.labels = _path("labels", labels)
         c.align = 1 if align is None else integer("align", align, 1, 64)
         threads = None if num_threads is None else integer("num_threads", num_threads, 1, 8192)

@@ -12,8 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ._array import Array, device_name
 from ._library import CHANNELS_MAX, CPU, PENDING, ClassStruct, ClassTableStruct, ConfigStruct, Error, FractalsStruct
-from ._library import LayoutStruct, TargetsStruct
-from ._library import check, fail, integer, lib, open_source
+from ._library import LayoutStruct, TargetsStruct, check, fail, integer, lib, open_source, reopen
 from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
 Path = Union[str, "os.PathLike[str]"]
@@ -214,20 +213,15 @@ class Generator:
         table = self.class_table
         if not set(Class._fields) & set(table.names):
             raise ValueError(f"classes: the formula {table.formula} has other parameters; use class_table")
-        self._check_open()  # before locking, because the parent may have held the lock at fork()
-        with self._lock:
-            self._check_open()
-            structs = (ClassStruct * lib.fdsl_classes(self._handle, None, 0))()
-            lib.fdsl_classes(self._handle, structs, len(structs))
+        structs = (ClassStruct * len(table.ids))()
+        self._locked(lambda: lib.fdsl_classes(self._handle, structs, len(structs)))
         return [Class(*(getattr(struct, field) for field in Class._fields)) for struct in structs]
 
     @property
     def class_table(self) -> ClassTable:
         """The classes with all parameters of the formula. Each access returns a new table."""
-        self._check_open()
-        with self._lock:
-            self._check_open()
-            return self._table()
+        table: ClassTable = self._locked(self._table)
+        return table
 
     def _table(self) -> ClassTable:
         table = ClassTableStruct(ctypes.sizeof(ClassTableStruct))
@@ -261,11 +255,8 @@ class Generator:
         """
         number = 0 if threads is None else integer("threads", threads, 1, 8192)
         struct = FractalsStruct(ctypes.sizeof(FractalsStruct))
-        self._check_open()
-        with self._lock:
-            self._check_open()
-            check(lib.fdsl_describe_fractals(self._handle, number, struct))
-        words = {name: getattr(struct, name) for name, _ in FractalsStruct._fields_ if name != "size"}
+        self._locked(lambda: check(lib.fdsl_describe_fractals(self._handle, number, struct)))
+        words = {name: getattr(struct, name) for name, *_ in FractalsStruct._fields_[1:]}
         for name in "cells", "set_pixels":
             shares = words[name]
             below = {f"{limit:g}": count for limit, count in zip(shares.limits, shares.below)}
@@ -293,10 +284,7 @@ class Generator:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that the generator has allocated on its device; on the CPU, an estimate."""
-        self._check_open()
-        with self._lock:
-            self._check_open()
-            return int(lib.fdsl_memory_bytes(self._handle))
+        return int(self._locked(lambda: lib.fdsl_memory_bytes(self._handle)))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -322,6 +310,13 @@ class Generator:
             )
         if not self._handle:
             raise ValueError("generator: it is closed")
+
+    def _locked(self, function: Callable[[], Any]) -> Any:
+        """Returns the result of a function that uses the open generator."""
+        self._check_open()  # before locking, because the parent may have held the lock at fork()
+        with self._lock:
+            self._check_open()
+            return function()
 
     def close(self) -> None:
         """Waits for the generator's work (not for replays of CUDA graphs), then frees its memory. Arrays stay valid.
@@ -353,11 +348,10 @@ class Generator:
         if config["class_file"] is not None or config["preset_file"] is not None:  # may be missing elsewhere
             table = self.class_table
             rules = None if config["preset_file"] is not None else config["preset"]  # says how fractals are drawn
-            if table.formula in ("uji", "visualatom"):
-                config.update(class_file=None, preset_file=None, preset=rules, class_list=self.classes)
-            else:
-                config.update(class_file=None, preset_file=None, preset=rules, class_table=table)
-        return _reopen, (config,)
+            lines = table.formula in ("uji", "visualatom")
+            config.update({"class_list": self.classes} if lines else {"class_table": table})
+            config.update(class_file=None, preset_file=None, preset=rules)
+        return reopen, (Generator, config)
 
     # ---- Images ----
 
@@ -401,18 +395,9 @@ class Generator:
         return images, labels
 
     def fill(
-        self,
-        images: Any,
-        labels: Any = None,
-        first: int = 0,
-        *,
-        numbers: Any = None,
-        next: Any = None,
-        step: Optional[int] = None,
-        stream: Any = None,
-        masks: Any = None,
-        points: Any = None,
-    ) -> None:
+        self, images: Any, labels: Any = None, first: int = 0, *, numbers: Any = None, next: Any = None,
+        step: Optional[int] = None, stream: Any = None, masks: Any = None, points: Any = None,
+    ) -> None:  # fmt: skip
         """Generates images first, first + 1, ..., or those with the given numbers, into memory of the caller.
 
         images: shape (count, *shape) with count = 1 to batch, the generator's dtype (for bfloat16 also uint16) and
@@ -445,11 +430,7 @@ class Generator:
         kind = kind_of("images", images)
         address, shape, dtype, device = kind.describe("images", images, True)
         # To slice the shape of a tensor takes longer than to compare it.
-        if (
-            dtype not in self._accepted
-            or (shape != self._full and shape[1:] != self._shape)
-            or device != self._device
-        ):
+        if dtype not in self._accepted or (shape != self._full and shape[1:] != self._shape) or device != self._device:
             self._check("images", (shape, dtype, device), self._accepted, (*shape[:1], *self._shape))
         count = shape[0]
         if not 1 <= count <= self._batch:
@@ -586,10 +567,6 @@ class Generator:
 _DEFAULTS: dict[str, Any] = {**(Generator.__init__.__kwdefaults__ or {}), "formula": "uji", "channels": 1, "mean": [0.0], "std": [1.0]}
 
 
-def _reopen(config: dict[str, Any]) -> Generator:
-    return Generator(**config)
-
-
 # ---- Arguments of the constructor ----
 
 
@@ -666,6 +643,7 @@ def configured(
     threads: Any = None, batch: Any = 256,
 ) -> tuple[ConfigStruct, dict[str, Any]]:  # fmt: skip
     """Returns the configuration that the arguments of Generator describe, and these arguments after checking them."""
+    words = dict(locals())
     c = ConfigStruct()
     check(lib.fdsl_config_init(c, ctypes.sizeof(c)))
     for name, text in ("formula", formula), ("random", random), ("draw", draw), ("fit", fit), ("layout", layout), ("generator", generator):
@@ -702,12 +680,8 @@ def configured(
     if c.dtype == b"u8" and (set(mean), set(std)) != ({0.0}, {1.0}):
         raise ValueError("mean, std: uint8 images are not normalised; set dtype to float16, bfloat16 or float32")
     c.mean[: len(mean)], c.std[: len(std)] = mean, std
-    return c, {
-        "classes": classes, "preset": preset, "preset_file": preset_file, "class_file": class_file,
-        "class_list": class_list, "class_table": class_table, "formula": formula, "random": random, "draw": draw, "min_lit": c.min_lit, "cache_dir": cache_dir, "seed": c.seed, "res": res, "out_res": out_res, "fit": fit,
-        "dtype": _NAMES[c.dtype.decode()], "channels": channels, "layout": layout, "mean": mean, "std": std,
-        "generator": generator, "device": device, "threads": threads, "batch": c.batch,
-    }  # fmt: skip
+    words.update(class_list=class_list, min_lit=c.min_lit, seed=c.seed, dtype=_NAMES[c.dtype.decode()], mean=mean, std=std)
+    return c, {**words, "batch": c.batch}
 
 
 def _share(name: str, value: Any) -> float:

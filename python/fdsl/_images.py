@@ -39,9 +39,7 @@ class Images(_Source):
                 raise TypeError(f"{name}: the Loader decides about this; give it {_OF_THE_LOADER[name]}")
             if name not in _NAMES:
                 raise TypeError(f"{name}: Images has no such argument")
-        if classes is not None and any(
-            arguments.get(name) is not None for name in ("class_list", "class_file", "class_table")
-        ):
+        if classes is not None and any(arguments.get(name) is not None for name in ("class_list", "class_file", "class_table")):
             raise ValueError("classes: class_list or class_file gives the classes; leave classes out")
         number = integer("count", count, 1, _COUNT_MAX)
         c, config = configured(classes, **arguments)
@@ -70,18 +68,11 @@ class Images(_Source):
 
 
 def of_generator(
-    generator: Generator,
-    batches_per_epoch: Optional[int] = None,
-    rank: int = 0,
-    world_size: int = 1,
-    seed: int = 0,
-    prefetch: int = 2,
-    shuffle: bool = True,
-    count: Optional[int] = None,
-    **named: Any,
-) -> tuple[Images, int, dict[str, Any]]:
+    generator: Generator, batches_per_epoch: Optional[int] = None, rank: int = 0, world_size: int = 1, seed: int = 0,
+    prefetch: int = 2, shuffle: bool = True, count: Optional[int] = None, **named: Any,
+) -> tuple[Images, int, dict[str, Any]]:  # fmt: skip
     """Returns the arguments of a Loader over the images of a generator: the source, the batch size, and the others."""
-    config = generator.__reduce__()[1][0]
+    config = generator.__reduce__()[1][1]
     batch = generator.batch if count is None else integer("count", count, 1, generator.batch)
     batches = integer("batches_per_epoch", batches_per_epoch, 1, 1 << 40)
     total = batches * integer("world_size", world_size, 1, 1 << 24) * batch

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
+import re
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64
 from ctypes import c_void_p
-from typing import Callable, NoReturn
+from typing import Any, Callable, NoReturn, TypeVar
 
 from ._version import VERSION
 
@@ -25,238 +26,184 @@ class Unavailable(Error):
     """This build of the library, or this machine, does not support what was requested."""
 
 
+Struct = TypeVar("Struct", bound=type[ctypes.Structure])
+
+_TYPES = {
+    "int": c_int, "float": c_float, "double": c_double, "size_t": c_size_t, "char *": c_char_p, "void *": c_void_p,
+    "uint8_t": c_uint8, "uint16_t": c_uint16, "int32_t": c_int32, "uint32_t": c_uint32, "int64_t": c_int64, "uint64_t": c_uint64,
+}  # fmt: skip
+
+
+def _type(name: str) -> Any:
+    """Returns the type of ctypes for a type of C, such as "uint32_t" or "char **"."""
+    return _TYPES.get(name) or (POINTER(_type(name[:-1].strip())) if name.endswith("*") else globals()[name])
+
+
+def _members(text: str) -> Callable[[Struct], Struct]:
+    """Sets the fields of a struct from its members, written as in C; a struct is named as in this module."""
+
+    def set_fields(struct: Struct) -> Struct:
+        fields = []
+        for declaration in text.split(";"):
+            kind, names = declaration.split(maxsplit=1)
+            for stars, name, count in re.findall(r"(\**)(\w+)(?:\[(\d+)\])?", names):
+                one = _type(f"{kind} {stars}".rstrip())
+                fields.append((name, one * int(count) if count else one))
+        struct._fields_ = fields
+        return struct
+
+    return set_fields
+
+
+@_members("""
+    uint32_t id, vertices, orbits; float oval_x, oval_y; uint32_t freq1, freq2; float noise; uint32_t radius;
+    float line_width""")
 class ClassStruct(ctypes.Structure):
     """struct fdsl_class"""
 
-    _fields_ = [
-        ("id", c_uint32), ("vertices", c_uint32), ("orbits", c_uint32), ("oval_x", c_float), ("oval_y", c_float),
-        ("freq1", c_uint32), ("freq2", c_uint32), ("noise", c_float), ("radius", c_uint32), ("line_width", c_float),
-    ]  # fmt: skip
 
-
+@_members("size_t size; char *formula; uint32_t count, parameters; char **names; uint32_t *ids; double *values")
 class ClassTableStruct(ctypes.Structure):
     """struct fdsl_class_table"""
 
-    _fields_ = [
-        ("size", c_size_t), ("formula", c_char_p), ("count", c_uint32), ("parameters", c_uint32),
-        ("names", POINTER(c_char_p)), ("ids", POINTER(c_uint32)), ("values", POINTER(c_double)),
-    ]  # fmt: skip
 
-
+@_members("size_t size; void *labels, *masks, *points")
 class TargetsStruct(ctypes.Structure):
     """struct fdsl_targets"""
 
-    _fields_ = [("size", c_size_t), ("labels", c_void_p), ("masks", c_void_p), ("points", c_void_p)]
 
-
+@_members("""
+    size_t size; char *formula; uint64_t seed; uint32_t res, classes; char *preset, *preset_file, *class_file;
+    ClassStruct *class_list; uint32_t class_count, out_res; char *fit; uint32_t channels; char *layout, *dtype;
+    double mean[3], std[3]; char *generator; int device, threads; uint32_t batch; ClassTableStruct *class_table;
+    char *random, *draw; double min_lit; char *cache_dir""")
 class ConfigStruct(ctypes.Structure):
     """struct fdsl_config"""
 
-    _fields_ = [
-        ("size", c_size_t), ("formula", c_char_p), ("seed", c_uint64), ("res", c_uint32), ("classes", c_uint32),
-        ("preset", c_char_p), ("preset_file", c_char_p), ("class_file", c_char_p),
-        ("class_list", POINTER(ClassStruct)), ("class_count", c_uint32),
-        ("out_res", c_uint32), ("fit", c_char_p), ("channels", c_uint32), ("layout", c_char_p), ("dtype", c_char_p),
-        ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
-        ("generator", c_char_p), ("device", c_int), ("threads", c_int), ("batch", c_uint32),
-        ("class_table", POINTER(ClassTableStruct)), ("random", c_char_p), ("draw", c_char_p),
-        ("min_lit", c_double), ("cache_dir", c_char_p),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; uint32_t shape[3]; uint64_t strides_bytes[3]; uint32_t element_bytes; uint64_t image_bytes, mask_bytes;
+    uint32_t points, multi_hot""")
 class LayoutStruct(ctypes.Structure):
     """struct fdsl_layout"""
 
-    _fields_ = [
-        ("size", c_size_t), ("shape", c_uint32 * 3), ("strides_bytes", c_uint64 * 3),
-        ("element_bytes", c_uint32), ("image_bytes", c_uint64), ("mask_bytes", c_uint64),
-        ("points", c_uint32), ("multi_hot", c_uint32),
-    ]  # fmt: skip
 
-
+@_members("double mean, quartiles[3], limits[4]; uint64_t below[4]")
 class SharesStruct(ctypes.Structure):
     """struct fdsl_shares"""
 
-    _fields_ = [("mean", c_double), ("quartiles", c_double * 3), ("limits", c_double * 4), ("below", c_uint64 * 4)]
 
-
+@_members("""
+    size_t size; uint32_t classes, orbits, points, flips, res; double maps; uint64_t overflows, overflow_classes;
+    SharesStruct cells, set_pixels; uint32_t images, shown_least, shown_most; double shown_mean; uint64_t objects[5]""")
 class FractalsStruct(ctypes.Structure):
     """struct fdsl_fractals"""
 
-    _fields_ = [
-        ("size", c_size_t), ("classes", c_uint32), ("orbits", c_uint32), ("points", c_uint32), ("flips", c_uint32),
-        ("res", c_uint32), ("maps", c_double), ("overflows", c_uint64), ("overflow_classes", c_uint64),
-        ("cells", SharesStruct), ("set_pixels", SharesStruct),
-        ("images", c_uint32), ("shown_least", c_uint32), ("shown_most", c_uint32), ("shown_mean", c_double),
-        ("objects", c_uint64 * 5),
-    ]  # fmt: skip
 
-
+@_members("size_t size; char *path, *kind, *image, *label, *cache_dir; uint64_t cache_bytes; char *labels")
 class SourceConfigStruct(ctypes.Structure):
     """struct fdsl_source_config"""
 
-    _fields_ = [
-        ("size", c_size_t), ("path", c_char_p), ("kind", c_char_p), ("image", c_char_p), ("label", c_char_p),
-        ("cache_dir", c_char_p), ("cache_bytes", c_uint64), ("labels", c_char_p),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; uint64_t samples, bytes; uint32_t classes, files; int shards; uint64_t hash; uint32_t width, columns;
+    char *dtype; int labelled; uint64_t rows_found, filtered, invalid, duplicates, unsampled""")
 class SourceInfoStruct(ctypes.Structure):
     """struct fdsl_source_info"""
 
-    _fields_ = [
-        ("size", c_size_t), ("samples", c_uint64), ("bytes", c_uint64), ("classes", c_uint32), ("files", c_uint32),
-        ("shards", c_int), ("hash", c_uint64),
-        ("width", c_uint32), ("columns", c_uint32), ("dtype", c_char_p), ("labelled", c_int), ("rows_found", c_uint64),
-        ("filtered", c_uint64), ("invalid", c_uint64), ("duplicates", c_uint64), ("unsampled", c_uint64),
-    ]  # fmt: skip
 
-
+@_members("size_t size; char *path, *tensor, *labels; uint32_t align")
 class RowsConfigStruct(ctypes.Structure):
     """struct fdsl_rows_config"""
 
-    _fields_ = [
-        ("size", c_size_t), ("path", c_char_p), ("tensor", c_char_p), ("labels", c_char_p), ("align", c_uint32),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; uint8_t *keep; uint64_t keep_count; int64_t *labels; uint64_t label_count; int validate; double norm_min,
+    norm_max; int dedup; uint64_t sample, seed; char *dtype; int device, num_threads""")
 class SelectConfigStruct(ctypes.Structure):
     """struct fdsl_select_config"""
 
-    _fields_ = [
-        ("size", c_size_t), ("keep", POINTER(c_uint8)), ("keep_count", c_uint64), ("labels", POINTER(c_int64)),
-        ("label_count", c_uint64), ("validate", c_int), ("norm_min", c_double), ("norm_max", c_double), ("dedup", c_int),
-        ("sample", c_uint64), ("seed", c_uint64), ("dtype", c_char_p), ("device", c_int), ("num_threads", c_int),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; void **sources; double *weights; uint32_t count, epoch; char *labels; uint32_t *classes, change_count;
+    uint64_t *change_steps; double *change_weights""")
 class MixConfigStruct(ctypes.Structure):
     """struct fdsl_mix_config"""
 
-    _fields_ = [
-        ("size", c_size_t), ("sources", POINTER(c_void_p)), ("weights", POINTER(c_double)), ("count", c_uint32),
-        ("epoch", c_uint32), ("labels", c_char_p), ("classes", POINTER(c_uint32)), ("change_count", c_uint32), ("change_steps", POINTER(c_uint64)),
-        ("change_weights", POINTER(c_double)),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; uint32_t batch_size, rank, world_size; uint64_t seed; int shuffle; uint32_t shuffle_buffer, lanes;
+    int drop_last; uint32_t out_res; char *fit; int flip, exact_resize; uint32_t channels; char *layout, *dtype;
+    double mean[3], std[3]; int num_threads; uint32_t prefetch, held; uint64_t shard_bytes, resident_bytes,
+    resident_device_bytes; char *on_error; int device; char *decoder; double device_share, rand_augment;
+    uint32_t rand_augment_ops; double erasing, mixup, cutmix; uint32_t classes; int resident; double wait_s,
+    brightness[2], contrast[2], saturation[2], hue[2], color_jitter_p, grayscale_p, blur_p, blur_sigma[2];
+    uint32_t blur_kernel; char *axes, *rand_augment_policy; double crop_scale[2], crop_ratio[2]""")
 class StreamConfigStruct(ctypes.Structure):
     """struct fdsl_stream_config"""
 
-    _fields_ = [
-        ("size", c_size_t), ("batch_size", c_uint32), ("rank", c_uint32), ("world_size", c_uint32), ("seed", c_uint64),
-        ("shuffle", c_int), ("shuffle_buffer", c_uint32), ("lanes", c_uint32), ("drop_last", c_int),
-        ("out_res", c_uint32), ("fit", c_char_p), ("flip", c_int), ("exact_resize", c_int), ("channels", c_uint32),
-        ("layout", c_char_p), ("dtype", c_char_p), ("mean", c_double * CHANNELS_MAX), ("std", c_double * CHANNELS_MAX),
-        ("num_threads", c_int), ("prefetch", c_uint32), ("held", c_uint32), ("shard_bytes", c_uint64),
-        ("resident_bytes", c_uint64), ("resident_device_bytes", c_uint64), ("on_error", c_char_p), ("device", c_int),
-        ("decoder", c_char_p), ("device_share", c_double),
-        ("rand_augment", c_double), ("rand_augment_ops", c_uint32), ("erasing", c_double),
-        ("mixup", c_double), ("cutmix", c_double), ("classes", c_uint32),
-        ("resident", c_int), ("wait_s", c_double),
-        ("brightness", c_double * 2), ("contrast", c_double * 2), ("saturation", c_double * 2), ("hue", c_double * 2),
-        ("color_jitter_p", c_double), ("grayscale_p", c_double), ("blur_p", c_double), ("blur_sigma", c_double * 2),
-        ("blur_kernel", c_uint32), ("axes", c_char_p), ("rand_augment_policy", c_char_p),
-        ("crop_scale", c_double * 2), ("crop_ratio", c_double * 2),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; uint32_t shape[4], element_bytes; uint64_t image_bytes; uint32_t capacity; uint64_t steps, samples;
+    uint32_t classes; uint64_t mask_bytes; uint32_t multi_hot""")
 class StreamInfoStruct(ctypes.Structure):
     """struct fdsl_stream_info"""
 
-    _fields_ = [
-        ("size", c_size_t), ("shape", c_uint32 * 4), ("element_bytes", c_uint32), ("image_bytes", c_uint64),
-        ("capacity", c_uint32), ("steps", c_uint64), ("samples", c_uint64), ("classes", c_uint32), ("mask_bytes", c_uint64),
-        ("multi_hot", c_uint32),
-    ]  # fmt: skip
 
-
+@_members("size_t size; uint32_t count, masked; uint64_t epoch, step; int last")
 class BatchInfoStruct(ctypes.Structure):
     """struct fdsl_batch_info"""
 
-    _fields_ = [
-        ("size", c_size_t), ("count", c_uint32), ("masked", c_uint32), ("epoch", c_uint64), ("step", c_uint64),
-        ("last", c_int),
-    ]  # fmt: skip
 
-
+@_members("""
+    void *data; int32_t device_type, device_id, ndim; uint8_t code, bits; uint16_t lanes; void *shape, *strides;
+    uint64_t byte_offset""")
 class TensorStruct(ctypes.Structure):
     """struct fdsl_tensor, which is DLTensor"""
 
-    _fields_ = [
-        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32),
-        ("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16),
-        ("shape", c_void_p), ("strides", c_void_p), ("byte_offset", c_uint64),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; uint64_t epoch, sample, samples, seed, data, transform; uint32_t global_batch, lanes, shuffle_buffer,
+    drop_last""")
 class StateStruct(ctypes.Structure):
     """struct fdsl_state"""
 
-    _fields_ = [
-        ("size", c_size_t), ("epoch", c_uint64), ("sample", c_uint64), ("samples", c_uint64), ("seed", c_uint64),
-        ("data", c_uint64), ("transform", c_uint64), ("global_batch", c_uint32), ("lanes", c_uint32),
-        ("shuffle_buffer", c_uint32), ("drop_last", c_uint32),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; uint64_t batches, samples, masked, bytes; double wait_s, read_s, decode_s, ready; uint64_t memory_bytes,
+    shard_bytes, resident_samples, resident_device_samples""")
 class StatsStruct(ctypes.Structure):
     """struct fdsl_stream_stats"""
 
-    _fields_ = [
-        ("size", c_size_t), ("batches", c_uint64), ("samples", c_uint64), ("masked", c_uint64), ("bytes", c_uint64),
-        ("wait_s", c_double), ("read_s", c_double), ("decode_s", c_double), ("ready", c_double),
-        ("memory_bytes", c_uint64), ("shard_bytes", c_uint64),
-        ("resident_samples", c_uint64), ("resident_device_samples", c_uint64),
-    ]  # fmt: skip
 
-
+@_members("size_t size; char *path; double interval_s; int device; uint32_t rank; char *name")
 class MonitorConfigStruct(ctypes.Structure):
     """struct fdsl_monitor_config"""
 
-    _fields_ = [
-        ("size", c_size_t), ("path", c_char_p), ("interval_s", c_double), ("device", c_int), ("rank", c_uint32),
-        ("name", c_char_p),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; char *variant, **options; int device, threads; void *stream; uint64_t samples; uint32_t shape[4],
+    classes; char *dtype; int multi_hot, mixed; uint32_t rank, world_size; char *address; uint32_t port; void *mpi_comm,
+    *nccl_id""")
 class TrainerConfigStruct(ctypes.Structure):
     """struct fdsl_trainer_config"""
 
-    _fields_ = [
-        ("size", c_size_t), ("variant", c_char_p), ("options", POINTER(c_char_p)), ("device", c_int), ("threads", c_int),
-        ("stream", c_void_p), ("samples", c_uint64), ("shape", c_uint32 * 4), ("classes", c_uint32), ("dtype", c_char_p),
-        ("multi_hot", c_int), ("mixed", c_int), ("rank", c_uint32), ("world_size", c_uint32), ("address", c_char_p),
-        ("port", c_uint32), ("mpi_comm", c_void_p), ("nccl_id", c_void_p),
-    ]  # fmt: skip
 
-
+@_members("size_t size; void *images, *labels, *multi_hot; uint32_t count; float share")
 class TrainerBatchStruct(ctypes.Structure):
     """struct fdsl_trainer_batch"""
 
-    _fields_ = [
-        ("size", c_size_t), ("images", c_void_p), ("labels", c_void_p), ("multi_hot", c_void_p), ("count", c_uint32),
-        ("share", c_float),
-    ]  # fmt: skip
 
-
+@_members("size_t size; uint64_t samples; double loss, accuracy, precision")
 class TrainerScoreStruct(ctypes.Structure):
     """struct fdsl_trainer_score"""
 
-    _fields_ = [
-        ("size", c_size_t), ("samples", c_uint64), ("loss", c_double), ("accuracy", c_double), ("precision", c_double),
-    ]  # fmt: skip
 
-
+@_members("""
+    size_t size; char *variant; uint64_t parameters, memory_bytes; uint32_t classes, epoch, epochs, step, steps, batch;
+    double train_loss, train_accuracy, test_loss, test_accuracy, epoch_s""")
 class TrainerInfoStruct(ctypes.Structure):
     """struct fdsl_trainer_info"""
-
-    _fields_ = [
-        ("size", c_size_t), ("variant", c_char_p), ("parameters", c_uint64), ("memory_bytes", c_uint64),
-        ("classes", c_uint32), ("epoch", c_uint32), ("epochs", c_uint32), ("step", c_uint32), ("steps", c_uint32),
-        ("batch", c_uint32), ("train_loss", c_double), ("train_accuracy", c_double), ("test_loss", c_double),
-        ("test_accuracy", c_double), ("epoch_s", c_double),
-    ]  # fmt: skip
 
 
 MIX_FIRST = (1 << 32) - 1  # FDSL_MIX_FIRST
@@ -309,9 +256,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_stream_next": (c_int, [c_void_p, c_void_p, POINTER(c_void_p)]),
     "fdsl_stream_wait": (c_int, [c_void_p, c_double]),
     "fdsl_stream_fill": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p]),
-    "fdsl_stream_fill_targets": (
-        c_int, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p],
-    ),
+    "fdsl_stream_fill_targets": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p]),
     "fdsl_stream_fill_masks": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_uint32), c_void_p]),
     "fdsl_stream_seek": (c_int, [c_void_p, c_uint64, c_uint64]),
     "fdsl_stream_save": (c_int, [c_void_p, POINTER(StateStruct)]),
@@ -335,9 +280,7 @@ _FUNCTIONS = {  # name: (result, arguments); a generator, a source, a stream, a 
     "fdsl_trainer_step_batch": (c_int, [c_void_p, POINTER(TrainerBatchStruct), c_void_p]),
     "fdsl_trainer_read": (c_int, [c_void_p, POINTER(TrainerScoreStruct)]),
     "fdsl_trainer_evaluate": (c_int, [c_void_p, POINTER(TrainerScoreStruct)]),
-    "fdsl_trainer_evaluate_batch": (
-        c_int, [c_void_p, POINTER(TrainerBatchStruct), c_void_p, c_void_p, POINTER(TrainerScoreStruct)],
-    ),
+    "fdsl_trainer_evaluate_batch": (c_int, [c_void_p, POINTER(TrainerBatchStruct), c_void_p, c_void_p, POINTER(TrainerScoreStruct)]),
     "fdsl_trainer_save": (c_int, [c_void_p, c_char_p]),
     "fdsl_trainer_load": (c_int, [c_void_p, c_char_p]),
     "fdsl_trainer_export": (c_int, [c_void_p, c_char_p]),
@@ -427,6 +370,11 @@ def open_source(begin: Callable[[c_void_p], int]) -> c_void_p:
         lib.fdsl_source_close(handle)
         raise
     return handle
+
+
+def reopen(kind: Any, arguments: dict[str, Any]) -> Any:
+    """Creates an object that was pickled as its class and arguments."""
+    return kind(**arguments)
 
 
 def integer(name: str, value: object, least: int, most: int) -> int:

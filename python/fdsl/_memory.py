@@ -43,30 +43,31 @@ def _find_kind(name: str, array: object) -> Kind:
     if "jax" in modules or "jaxlib" in modules:
         raise TypeError(f"{name}: JAX arrays are immutable; use generate() and jax.dlpack.from_dlpack()")
     if isinstance(array, Array):
-        return Kind(_describe_own, lambda own: own._stream, lambda own: own._stream_owner)
+        return Kind(
+            lambda name, own, write: (own.ptr, own.shape, own.dtype, own._device), lambda own: own._stream, lambda own: own._stream_owner
+        )
     if modules.get("torch") in ("Tensor", "_TensorBase", "TensorBase"):
         describe, repeat = _torch_describer(name)
-        return Kind(describe, _torch_stream(), _torch_stream_object, repeat)
+        torch = sys.modules["torch"]
+        raw = raw_torch_stream(torch)
+        current: Callable[[Any], object] = lambda tensor: torch.cuda.current_stream(tensor.get_device())
+        return Kind(describe, lambda tensor: raw(tensor.get_device()), current, repeat)
     if hasattr(array, "__cuda_array_interface__"):
         if "cupy" in modules:
             return Kind(_describe_interface, lambda own: _cupy_stream(own).ptr, _cupy_stream)
-        return Kind(_describe_interface, _interface_stream, lambda own: own)
+        return Kind(_describe_interface, lambda own: own.__cuda_array_interface__.get("stream") or 0, lambda own: own)
     if modules.get("numpy") != "generic":  # the interface of a NumPy scalar describes a temporary copy
         if hasattr(array, "__array_interface__"):
-            return Kind(_describe_interface, _no_stream, lambda own: None)
+            return Kind(_describe_interface, lambda own: 0, lambda own: None)
         try:
             memoryview(array)  # type: ignore[arg-type]
-            return Kind(_describe_buffer, _no_stream, lambda own: None)
+            return Kind(_describe_buffer, lambda own: 0, lambda own: None)
         except TypeError:
             pass
     raise TypeError(
         f"{name}: {type(array).__name__} is not an array; give a PyTorch tensor, a CuPy or NumPy array, fdsl.Array, "
         "or an object with __cuda_array_interface__, __array_interface__ or the buffer protocol"
     )
-
-
-def _no_stream(array: Any) -> int:
-    return 0
 
 
 def check_kind(name: str, dtype: str, device: int, dtypes: tuple[str, ...], own: int, owner: str) -> None:
@@ -88,11 +89,7 @@ def order_arrays(device: int, stream: int, owner: Callable[[], object], *arrays:
             array._stream, array._stream_owner = stream, owner()
 
 
-# ---- fdsl.Array and PyTorch ----
-
-
-def _describe_own(name: str, array: Array, write: bool) -> Description:
-    return array.ptr, array.shape, array.dtype, array._device
+# ---- PyTorch ----
 
 
 def old_torch(torch: Any) -> str:
@@ -168,21 +165,12 @@ def _torch_describer(
     return describe, repeat
 
 
-def _torch_stream() -> Callable[[Any], int]:
-    raw = raw_torch_stream(sys.modules["torch"])
-    return lambda tensor: raw(tensor.get_device())
-
-
 def raw_torch_stream(torch: Any) -> Callable[[int], int]:
     """Returns a function that returns the address of the current stream of a device."""
     # PyTorch's compilers use this function, too. It takes a tenth of the time of current_stream(). Builds without CUDA
     # lack it.
     raw = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
     return raw or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
-
-
-def _torch_stream_object(tensor: Any) -> Any:
-    return sys.modules["torch"].cuda.current_stream(tensor.get_device())
 
 
 # ---- Array interfaces and buffers ----
@@ -217,10 +205,6 @@ def _describe_interface(name: str, array: Any, write: bool) -> Description:
         raise ValueError(f"{name}: it is read-only")
     dtype = typestr if typestr[0] == ">" else _TYPES.get(typestr[1:], typestr)
     return data[0] or 0, shape, dtype, SOME_CUDA_DEVICE if on_cuda else CPU
-
-
-def _interface_stream(array: Any) -> int:
-    return array.__cuda_array_interface__.get("stream") or 0
 
 
 def _cupy_stream(array: Any) -> Any:

@@ -38,21 +38,44 @@ _ARGUMENTS = {"change_steps": "changes", "change_weights": "changes", "classes":
 
 
 class Mixture(_Source):
-    """A data set that fdsl.mix() returns. `sources` are the data sets that it mixes. `len()` is the number of samples of an
-    epoch; `classes` are the names of its classes, if they have names."""
+    """A data set whose batches have samples of all `sources`, in proportion to their weights. fdsl.mix is another name of this class.
+
+    sources    1 to 16 data sets: fdsl.Folder, fdsl.Shards and fdsl.Images, at least one of the first two
+    weights    one per source, from 0 on, with at most four decimals; only their ratios count. Each step of all ranks has the
+               share of each source up to less than two samples, and so has any number of steps from the beginning on
+    labels     "joined": labels are those of the sources; "offset": the classes of each source follow those of the source
+               before it
+    num_classes
+               number of classes of each source, such as [None, 1000]; None: those that it names. With "offset", fdsl.Shards
+               need it unless they are the last source; a larger label makes a sample a broken one
+    epoch      the source that ends an epoch, or its index: an epoch has each of its samples exactly once. None: the first one
+               that is not fdsl.Images
+    changes    other weights from a step on, such as {1000: [0.5, 0.4, 0.1]}; steps count from 1 over all epochs. The source
+               that ends an epoch must keep its share
+
+    The other data sets go on where the previous epoch ended, and begin again when all their samples were delivered. The
+    images of fdsl.Images are numbered from 0 on and never repeat, whatever count and fresh say.
+    Transforms, dtype, channels and layout of a Loader are for the data sets; fdsl.Images must have the same size, type and
+    layout (out_res, dtype, channels, layout). MixUp, CutMix and masks are refused.
+    Which source fills which sample depends on the weights, the seed, the epoch and the step alone, so batches are the same
+    on any number of threads and ranks, and after load_state_dict().
+    Raises ValueError or TypeError, whose message names the argument. Pickling stores the arguments. `sources` are the data sets
+    that it mixes. `len()` is the number of samples of an epoch; `classes` are the names of its classes, if they have names.
+
+    >>> import fdsl
+    >>> drawn = fdsl.Images(classes=10, res=32, channels=3, count=1)
+    >>> photos = fdsl.Folder("photos")    # doctest: +SKIP
+    >>> data = fdsl.mix([photos, drawn], weights=[0.3, 0.7], labels="offset")    # doctest: +SKIP
+    >>> loader = fdsl.Loader(data, batch_size=256, transforms=fdsl.RandomResizedCrop(32))    # doctest: +SKIP
+    """
 
     __slots__ = ("sources",)
 
     def __init__(
-        self,
-        sources: Sequence[Any],
-        weights: Sequence[float],
-        *,
-        labels: str = "joined",
-        num_classes: Optional[Sequence[Optional[int]]] = None,
-        epoch: Union[None, int, _Source] = None,
+        self, sources: Sequence[Any], weights: Sequence[float], *, labels: str = "joined",
+        num_classes: Optional[Sequence[Optional[int]]] = None, epoch: Union[None, int, _Source] = None,
         changes: Optional[Mapping[int, Sequence[float]]] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(sources, (list, tuple)):
             raise TypeError(f"sources: it must be a list of data sets, not {type(sources).__name__}")
         for source in sources:
@@ -96,42 +119,4 @@ class Mixture(_Source):
         super()._set_format(c, transforms, own[0] if dtype is None and own else dtype, channels, layout)
 
 
-def mix(
-    sources: Sequence[Any],
-    weights: Sequence[float],
-    *,
-    labels: str = "joined",
-    num_classes: Optional[Sequence[Optional[int]]] = None,
-    epoch: Union[None, int, _Source] = None,
-    changes: Optional[Mapping[int, Sequence[float]]] = None,
-) -> Mixture:
-    """Returns a data set whose batches have samples of all `sources`, in proportion to their weights.
-
-    sources    1 to 16 data sets: fdsl.Folder, fdsl.Shards and fdsl.Images, at least one of the first two
-    weights    one per source, from 0 on, with at most four decimals; only their ratios count. Each step of all ranks has the
-               share of each source up to less than two samples, and so has any number of steps from the beginning on
-    labels     "joined": labels are those of the sources; "offset": the classes of each source follow those of the source
-               before it
-    num_classes
-               number of classes of each source, such as [None, 1000]; None: those that it names. With "offset", fdsl.Shards
-               need it unless they are the last source; a larger label makes a sample a broken one
-    epoch      the source that ends an epoch, or its index: an epoch has each of its samples exactly once. None: the first one
-               that is not fdsl.Images
-    changes    other weights from a step on, such as {1000: [0.5, 0.4, 0.1]}; steps count from 1 over all epochs. The source
-               that ends an epoch must keep its share
-
-    The other data sets go on where the previous epoch ended, and begin again when all their samples were delivered. The
-    images of fdsl.Images are numbered from 0 on and never repeat, whatever count and fresh say.
-    Transforms, dtype, channels and layout of a Loader are for the data sets; fdsl.Images must have the same size, type and
-    layout (out_res, dtype, channels, layout). MixUp, CutMix and masks are refused.
-    Which source fills which sample depends on the weights, the seed, the epoch and the step alone, so batches are the same
-    on any number of threads and ranks, and after load_state_dict().
-    Raises ValueError or TypeError, whose message names the argument. Pickling stores the arguments.
-
-    >>> import fdsl
-    >>> drawn = fdsl.Images(classes=10, res=32, channels=3, count=1)
-    >>> photos = fdsl.Folder("photos")    # doctest: +SKIP
-    >>> data = fdsl.mix([photos, drawn], weights=[0.3, 0.7], labels="offset")    # doctest: +SKIP
-    >>> loader = fdsl.Loader(data, batch_size=256, transforms=fdsl.RandomResizedCrop(32))    # doctest: +SKIP
-    """
-    return Mixture(sources, weights, labels=labels, num_classes=num_classes, epoch=epoch, changes=changes)
+mix = Mixture

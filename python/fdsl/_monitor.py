@@ -9,9 +9,9 @@ import weakref
 from _thread import allocate_lock
 from typing import Any, NoReturn, Optional
 
-from ._generator import Path, _device, _path, _text
+from ._generator import Path, _device, _text
 from ._library import Error, MonitorConfigStruct, check, integer, lib
-from ._stream import _warn, number
+from ._stream import _warn, named, number
 
 
 class Monitor:
@@ -44,20 +44,11 @@ class Monitor:
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        interval: float = 0.5,
-        device: Any = None,
-        rank: int = 0,
-        name: Optional[str] = None,
-    ) -> None:
+        self, path: Path, *, interval: float = 0.5, device: Any = None, rank: int = 0, name: Optional[str] = None,
+    ) -> None:  # fmt: skip
         c = MonitorConfigStruct()
         check(lib.fdsl_monitor_config_init(c, ctypes.sizeof(c)))
-        file = _path("path", path)
-        if not file:
-            raise ValueError("path: it is empty") if file == b"" else TypeError("path: it must be a path, not None")
-        c.path, c.interval_s = file, number("interval", interval, 0.01, 60)
+        c.path, c.interval_s = named(path), number("interval", interval, 0.01, 60)
         if device is not None:
             c.device = _device(device)
         c.rank = integer("rank", rank, 0, (1 << 32) - 1)

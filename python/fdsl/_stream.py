@@ -16,7 +16,7 @@ from ._generator import _NAMES, _device, _dtype, _path, _per_channel, _text
 from ._library import (
     CPU, END, IMAGES, LABELS, MASKS, PENDING, ROWS, TARGETS, WAIT_S, BatchInfoStruct, Error, SourceConfigStruct,
     SourceInfoStruct, StateStruct, StatsStruct, StreamConfigStruct, StreamInfoStruct, TensorStruct, check, fail,
-    integer, lib, open_source,
+    integer, lib, open_source, reopen,
 )  # fmt: skip
 from ._memory import check_kind, kind_of, order_arrays, stream_pointer
 
@@ -62,7 +62,7 @@ def _bytes(name: str, value: Union[None, int, str]) -> int:
     return integer(name, integer(name, value, 1, _U64) * factor, 1, _U64)
 
 
-def _named(path: Any) -> bytes:
+def named(path: Any) -> bytes:
     """Returns the path of a file, which must have a name."""
     name = _path("path", path)
     if not name:
@@ -85,7 +85,7 @@ class _Source:
     def _open_path(self, path: Any, **arguments: Any) -> None:
         c = SourceConfigStruct()
         check(lib.fdsl_source_config_init(c, ctypes.sizeof(c)))
-        c.path, c.kind = _named(path), self._kind
+        c.path, c.kind = named(path), self._kind
         for field in "image", "label":
             value = arguments.get(field)
             setattr(c, field, None if value is None else _text(field, value))
@@ -156,11 +156,7 @@ class _Source:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
-        return _reopen_source, (type(self), self._arguments)
-
-
-def _reopen_source(kind: Any, arguments: dict[str, Any]) -> Any:
-    return kind(**arguments)
+        return reopen, (type(self), self._arguments)
 
 
 class Shards(_Source):
@@ -193,15 +189,9 @@ class Shards(_Source):
     _kind = b"shards"
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        image: Optional[str] = None,
-        label: Optional[str] = None,
-        cache_dir: Optional[Path] = None,
-        cache_bytes: Union[None, int, str] = None,
-        labels: Optional[Path] = None,
-    ) -> None:
+        self, path: Path, *, image: Optional[str] = None, label: Optional[str] = None, cache_dir: Optional[Path] = None,
+        cache_bytes: Union[None, int, str] = None, labels: Optional[Path] = None,
+    ) -> None:  # fmt: skip
         self._open_path(path, image=image, label=label, cache_dir=cache_dir, cache_bytes=cache_bytes, labels=labels)
 
 
@@ -537,6 +527,11 @@ class _Stream:
         self.labelled = source.labelled and not self.mask_shape
         self.field = ROWS if source._rows else IMAGES
         self.classes = int(self.info.classes)  # of the targets; 0: there are none
+        # the shape per sample and the element type of each part of a batch
+        self._parts: dict[int, tuple[tuple[int, ...], str]] = {
+            self.field: (self.shape, self.dtype), LABELS: ((), "int64"), TARGETS: ((self.classes,), "float32"),
+            MASKS: (self.mask_shape or (), "uint8"),
+        }  # fmt: skip
 
     def check_open(self) -> None:
         if _process != self._process:  # checked before locking, because the parent may have held the lock at fork()
@@ -579,13 +574,9 @@ class _Stream:
         return memory
 
     def fill(
-        self,
-        images: int,
-        labels: Optional[int],
-        stream: Optional[int],
-        targets: Optional[int] = None,
+        self, images: int, labels: Optional[int], stream: Optional[int], targets: Optional[int] = None,
         masks: Optional[int] = None,
-    ) -> Optional[int]:
+    ) -> Optional[int]:  # fmt: skip
         """Copies the next batch to addresses, on a CUDA stream. Returns the number of samples; None at the end of an epoch."""
         if masks is not None:
             status = self._await(lib.fdsl_stream_fill_masks, images, masks, self._count, stream)
@@ -601,19 +592,11 @@ class _Stream:
 
     def array(self, batch: _BatchMemory, field: int) -> Array:
         """Returns a part of a batch: without a copy, unless the caller has several batches already."""
-        tensor, device = self._tensor, self.device
+        tensor, device, (shape, dtype) = self._tensor, self.device, self._parts[field]
         check(lib.fdsl_batch_tensor(batch.handle, field, tensor))
-        if field == TARGETS:
-            array = Array((batch.size, self.classes), "float32", device, 0, None, batch, tensor.data)
-        elif field == MASKS:
-            array = Array((batch.size, *(self.mask_shape or ())), "uint8", device, 0, None, batch, tensor.data)
-        elif field == self.field:
-            array = Array((batch.size, *self.shape), self.dtype, device, 0, None, batch, tensor.data)
-        else:
-            array = Array((batch.size,), "int64", device, 0, None, batch, tensor.data)
-            if device == CPU:  # a copy does not keep the samples
-                return array._copy(device)
-        return array if len(self._live) <= _HELD else array._copy(device)
+        array = Array((batch.size, *shape), dtype, device, 0, None, batch, tensor.data)
+        copied = len(self._live) > _HELD or (field == LABELS and device == CPU)  # a copy of labels does not keep the samples
+        return array._copy(device) if copied else array
 
     def call(self, function: Any, *arguments: Any) -> None:
         self.check_open()
@@ -647,13 +630,9 @@ class _Known:
     __slots__ = ("arrays", "addresses", "given", "stream", "again")
 
     def __init__(
-        self,
-        arrays: tuple[Any, Any, Any, Any],
-        addresses: tuple[int, Optional[int], Optional[int], Optional[int]],
-        given: Any,
-        stream: Callable[[], Optional[int]],
-        again: Optional[Callable[[], bool]],
-    ) -> None:
+        self, arrays: tuple[Any, Any, Any, Any], addresses: tuple[int, Optional[int], Optional[int], Optional[int]],
+        given: Any, stream: Callable[[], Optional[int]], again: Optional[Callable[[], bool]],
+    ) -> None:  # fmt: skip
         self.arrays, self.addresses, self.given, self.stream, self.again = arrays, addresses, given, stream, again
 
     def holds(self, arrays: tuple[Any, Any, Any, Any]) -> bool:
@@ -759,6 +738,7 @@ class Loader:
         resident: bool = False,
         axes: Optional[str] = None,
     ) -> None:
+        words = {name: value for name, value in locals().items() if name not in ("self", "source")}
         if not isinstance(source, _Source):
             raise TypeError(
                 "source: it must be a data set, such as fdsl.Folder, fdsl.Shards, fdsl.Images or fdsl.Embeddings, not "
@@ -786,14 +766,10 @@ class Loader:
         source._set_format(c, transforms, dtype, channels, layout)
         self.source = source
         self.batch_size, self.rank, self.world_size = c.batch_size, c.rank, c.world_size
+        as_int = ("batch_size", "rank", "world_size", "seed", "shuffle_buffer", "lanes", "prefetch")
         self._arguments: dict[str, Any] = {
-            "batch_size": c.batch_size, "device": device_name(c.device), "decoder": decoder, "device_share": device_share,
-            "rank": c.rank, "world_size": c.world_size, "seed": c.seed, "shuffle": shuffle,
-            "shuffle_buffer": c.shuffle_buffer, "lanes": c.lanes, "drop_last": drop_last, "num_threads": num_threads,
-            "prefetch": c.prefetch, "transforms": transforms, "dtype": None if dtype is None else _NAMES[_dtype(dtype)],
-            "channels": channels, "layout": layout, "on_error": on_error,
-            "resident_bytes": resident_bytes, "resident_device_bytes": resident_device_bytes, "resident": resident,
-            "axes": axes,
+            **words, **{name: getattr(c, name) for name in as_int},
+            "device": device_name(c.device), "dtype": None if dtype is None else _NAMES[_dtype(dtype)],
         }  # fmt: skip
         self._stream = _Stream(source, c)
         _warn()
@@ -909,14 +885,14 @@ class Loader:
         """Writes the state to a file, for load_state() and for `fdsl-bench --workload train --init-state FILE`. The file is
         text, a few hundred bytes, and replaced atomically; only an earlier state or an empty file is replaced. One rank
         should write it. Raises ValueError or Error with the path and the reason."""
-        check(lib.fdsl_state_write(self._state(), _named(path)))
+        check(lib.fdsl_state_write(self._state(), named(path)))
 
     def load_state(self, path: Path) -> None:
         """Continues with a state in a file of save_state(), or of `fdsl-bench --workload train --export-state FILE`, as
         load_state_dict() does. States of fdsl-bench do not say how it changes the images, so the transforms are not
         compared: give the loader those of the program, or it delivers other images of the same samples without an error."""
         state = StateStruct(ctypes.sizeof(StateStruct))
-        check(lib.fdsl_state_read(_named(path), state))
+        check(lib.fdsl_state_read(named(path), state))
         self._load(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -1057,18 +1033,17 @@ class Loader:
 
     def _take(self) -> Optional[Any]:
         """Returns what the caller receives of the next batch; None at the end of an epoch."""
-        batch = self._stream.next()
+        own = self._stream
+        batch = own.next()
         if batch is None:
             return None
-        if self._stream.classes:
-            return self._stream.array(batch, self._stream.field), self._stream.array(batch, TARGETS)
-        if self._stream.mask_shape:
-            return self._stream.array(batch, self._stream.field), self._stream.array(batch, MASKS)
-        labels = self._stream.array(batch, LABELS) if self._stream.labelled else None
+        if own.classes or own.mask_shape:
+            return own.array(batch, own.field), own.array(batch, TARGETS if own.classes else MASKS)
+        labels = own.array(batch, LABELS) if own.labelled else None
         if labels is not None and batch.masked and self._label_of_masked != -1:
             values = (ctypes.c_int64 * batch.size).from_address(labels.ptr)
             values[:] = [self._label_of_masked if value == -1 else value for value in values]
-        return self._stream.array(batch, self._stream.field), labels
+        return own.array(batch, own.field), labels
 
 
 _DEFAULTS: dict[str, Any] = dict(Loader.__init__.__kwdefaults__ or {}, batch_size=256)

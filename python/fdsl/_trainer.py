@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn, Optional
 
 from ._array import Array
-from ._generator import _device, _path, _text
+from ._generator import _DTYPES, _device, _path, _text
 from ._library import (
     CPU, END, PENDING, Error, TrainerBatchStruct, TrainerConfigStruct, TrainerInfoStruct, TrainerScoreStruct, check, integer, lib,
 )  # fmt: skip
 from ._memory import SOME_CUDA_DEVICE, kind_of, order_arrays
 from ._stream import Loader, Path, _warn
 
-_SHORT = {"uint8": "u8", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _CHUNK_S, _CHUNK_MAX = 0.05, 256  # steps per call of the library: a KeyboardInterrupt waits for them
 
 
@@ -251,7 +250,7 @@ class Trainer:
         c.classes = 0 if self._classes is None else integer("classes", self._classes, 1, 1 << 20)
         self._open()
         # evaluate() takes batches like those of the loader:
-        c.shape, c.dtype, c.classes = info.shape, _SHORT.get(loader._stream.dtype, "").encode(), self._info.classes
+        c.shape, c.dtype, c.classes = info.shape, _DTYPES.get(loader._stream.dtype, "").encode(), self._info.classes
         c.multi_hot, c.mixed = info.multi_hot, int(loader._stream.classes > 0)
 
     def _declare(self, shape: tuple[int, ...], dtype: str, mixed: bool) -> None:
@@ -259,12 +258,12 @@ class Trainer:
         c = self._config
         if len(shape) not in (3, 4):
             raise ValueError(f"shape: {shape} is neither (channels, height, width) nor (channels, frames, height, width)")
-        if dtype not in _SHORT:
-            raise ValueError(f"dtype: {dtype} is none of {', '.join(_SHORT)}")
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype: {dtype} is none of {', '.join(_DTYPES)}")
         if self._classes is None:
             raise ValueError("classes: the number of classes is not known; give classes")
         c.shape[:] = [*shape, 0][:4]
-        c.dtype = _SHORT[dtype].encode()
+        c.dtype = _DTYPES[dtype].encode()
         c.classes = integer("classes", self._classes, 1, 1 << 20)
         c.multi_hot, c.mixed = int(self._multi_hot), int(mixed)
 
@@ -352,7 +351,7 @@ class Trainer:
         given.images, given.count, given.share = address, shape[0], 1 if share is None else share
         c = self._config
         declared = tuple(extent for extent in c.shape if extent)
-        if tuple(shape[1:]) != declared or _SHORT.get(dtype, "").encode() != c.dtype:
+        if tuple(shape[1:]) != declared or _DTYPES.get(dtype, "").encode() != c.dtype:
             raise ValueError(f"images: shape {tuple(shape)} of {dtype}; the trainer takes (count, *{declared}) of type {c.dtype.decode()}")
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"share: {share} is not above 0 and at most 1")

@@ -26,11 +26,8 @@ def fractaldb(n: int, seed: int = 1, threshold: float = 0.2, threads: Optional[i
     count = integer("n", n, 1, 1 << 20)
     values = (ctypes.c_double * (count * len(_NAMES)))()
     number = 0 if threads is None else integer("threads", threads, 1, 8192)
-    check(
-        lib.fdsl_search_fractals(
-            integer("seed", seed, 0, (1 << 32) - 1), float(threshold), count, number, values, len(_NAMES)
-        )
-    )
     width = len(_NAMES)
+    first = integer("seed", seed, 0, (1 << 32) - 1)
+    check(lib.fdsl_search_fractals(first, float(threshold), count, number, values, width))
     rows = [tuple(values[c * width : (c + 1) * width]) for c in range(count)]
     return ClassTable("fractaldb", _NAMES, list(range(count)), rows)

@@ -69,7 +69,7 @@ def test_bfloat16_is_uint16_bits_in_numpy() -> None:
 class Header(ctypes.Structure):
     """The tensor in a capsule. The tests read it like a consumer."""
 
-    _fields_ = _array._Tensor._fields_
+    _fields_ = _array.TensorStruct._fields_
 
 
 def pointer_of(capsule: Any, name: bytes) -> int:

@@ -54,7 +54,7 @@ def test_all_parts_are_measured(folder: pathlib.Path) -> None:
     assert {("a", "stream"), *({("c", "ops-omp"), ("d", "fdsl.Loader")} if NUMPY else set())} <= found
     assert (("d", "fdsl.torch.Loader") in found) == (TORCH and NUMPY)
     peers = {(part, name) for part, name in found if name.startswith("torch")}
-    assert {part for part, _ in peers} == (set("bcd") if TORCH and NUMPY else set())
+    assert {part for part, _ in peers} == (set("bcde") if TORCH and NUMPY else set())
     assert all(float(row["value"]) > 0 and row["unit"] and row["device"] == "cpu" for row in rows)
     assert len(done.stdout.splitlines()) == 1 + len({(row["what"], row["implementation"]) for row in rows})
     assert ("numpy is skipped" in done.stderr) != NUMPY and ("torch is skipped" in done.stderr) != TORCH

@@ -296,6 +296,19 @@ def test_parameters_can_be_replaced(tmp_path: pathlib.Path) -> None:
         assert same(trainer.state_dict(), start)
 
 
+def refused_in_child(words: str) -> None:
+    """A trainer cannot be opened in a child of this process: OpenMP's threads do not survive fork()."""
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(ValueError, match=words):
+                fdsl.Trainer(**SMALL)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_errors_name_the_argument() -> None:
     for changes, words in (
         ({"optimiser": "sgd"}, "unknown option 'optimiser'; did you mean 'optimizer'"),
@@ -317,15 +330,8 @@ def test_errors_name_the_argument() -> None:
             fdsl.Trainer(**SMALL)
         with pytest.raises(ValueError, match="own samples"):
             trainer.step(*batches(16)[0])
-        child = os.fork()
-        if child == 0:
-            try:
-                with pytest.raises(ValueError, match="forked while one was open"):
-                    fdsl.Trainer(**SMALL)
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        refused_in_child("forked while one was open")
+    refused_in_child("forked after one had been open")
     with pytest.raises(ValueError, match="closed"):
         trainer.step()
     with fdsl.Loader(fdsl.Images(classes=3, res=32, out_res=12, count=8), 8, num_threads=1) as loader:

@@ -135,7 +135,7 @@ def train_all(check):
             if way["reason"] or way["way"] in rates:
                 continue
             *before, command = way["command"].split(" && ")
-            program, *words = shlex.split(command)
+            words = shlex.split(command)[1:]
             words = [os.path.join(folder, "prepared") if word == "prepared" else word for word in words]
             for line in before:
                 subprocess.run([check.bench, *shlex.split(line)[1:]], cwd=folder, check=True, stdout=subprocess.DEVNULL)
@@ -168,7 +168,6 @@ def compare(check):
     failed = any(ways != best[0] or not ways for ways in best)
     if failed:
         print("FAILED: the verdicts differ, or one is undecided:", "; ".join(sorted({", ".join(ways) or "-" for ways in best})))
-    about = answers[-1]["advice"]
     print(f"{'way':24}{'advise':>10}{'+-95%':>8}{'runs differ':>13}{'training':>10}{'ratio':>7}")
     for way in answers[-1]["rows"]:
         if way["way"] not in check.state["rates"]:

@@ -23,8 +23,7 @@ need_variant train-cuda
 uneven=$(seq -s : "$ranks")
 zero=$(seq -s : 0 $((ranks - 1)))
 all_layers=$(awk '$1 ~ /^train-(cuda|tf32|bf16|amp|cudnn)$/ && $2 == "available" { print $1 }' <<<"$list" | paste -sd,)
-gpus=$(nvidia-smi -L | grep -c ^GPU)
-[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+gpus=$(count_gpus)
 methods='mpi peer peer-bf16 peer-fused'
 ((gpus < ranks)) || methods+=' nccl'
 resnet=$(awk '$1 == "train-resnet" && $2 == "available" { print $1 }' <<<"$list")
@@ -79,7 +78,7 @@ END
 
 # After a rank is killed or stopped, the job must end in time, and the message must name the rank.
 lost_rank() { # signal, seconds, variant, method
-    local signal=$1 limit=$2 log=$work/lost-$1-$3-$4 size=10000 victim pid status=0 begin
+    local signal=$1 limit=$2 log=$work/lost-$1-$3-$4 size=10000 pid
     [[ $signal == KILL ]] || size=10001 # pgrep tells the processes of parallel checks apart by this option
     shift 2
     on_ranks "$ranks" --data digits --variant "$1" --sync "$2" --train-size "$size" --batch 16 --epochs 1000 >"$log" 2>&1 &
@@ -89,15 +88,7 @@ lost_rank() { # signal, seconds, variant, method
         sleep 0.1
     done
     sleep 8
-    victim=$(pgrep -f "variant $1 --sync $2 --train-size $size " | while read -r candidate; do
-        grep -qz "OMPI_COMM_WORLD_RANK=$((ranks - 1))$" "/proc/$candidate/environ" 2>/dev/null && echo "$candidate" && break
-    done)
-    [[ $victim ]] || { cat "$log" && kill "$pid" && return 1; }
-    begin=$SECONDS
-    kill -"$signal" "$victim"
-    wait "$pid" || status=$?
-    cat "$log"
-    ((status != 0 && SECONDS - begin <= limit)) && grep -qi "rank $((ranks - 1))" "$log"
+    kill_last_rank "$log" "$pid" "variant $1 --sync $2 --train-size $size " "$ranks" "$signal" "$limit"
 }
 
 # With peer-fused, the parameters must be bit-identical to those with peer, because both add up in rank order.

@@ -184,12 +184,7 @@ END
         # shellcheck disable=SC2086
         check "$options" "$bench" --variant fused,fused-graph --verify "${quick[@]}" $options
     done
-    refuses_formula() { # the paper's variants draw only uji and visualatom
-        local output status=0
-        output=$("$bench" --variant bat --formula rcdb --batch 1 2>&1) || status=$?
-        ((status == 2)) && grep -q 'does not draw the formula rcdb' <<<"$output"
-    }
-    check 'bat refuses other formulas by name' refuses_formula
+    check 'bat refuses other formulas by name' fails_with 2 'does not draw the formula rcdb' "$bench" --variant bat --formula rcdb --batch 1
     check 'weights of dark images of fractals are replaced' "$bench" --variant fused,omp --verify "${quick[@]}" \
         --preset fractaldb-1k --classes 8 --min-lit 0.01 --batch 200 --instance 800
     check 'classes of 1p-frac' "$bench" --variant fused,omp --verify "${quick[@]}" --preset 1p-frac --batch 60
@@ -210,11 +205,7 @@ END
     for step_ms in 0.1 0.5 5 100; do
         alone check "consumed by a step of $step_ms ms" "$bench" --variant "$variants" --verify "${quick[@]}" --batch 9 --res 96 --compute $step_ms
     done
-    refuses() { # requests a batch that fits into no device; expects exit status 2 and a message with its size
-        local output status=0
-        output=$("$bench" --variant bat --batch 1000000 --res 2048 2>&1) || status=$?
-        ((status == 2)) && grep -q 'needs .* GB of device memory, but .* GB are free' <<<"$output"
-    }
-    check 'a batch that does not fit is refused' refuses
+    check 'a batch that does not fit is refused' fails_with 2 'needs .* GB of device memory, but .* GB are free' \
+        "$bench" --variant bat --batch 1000000 --res 2048
 fi
 conclude

@@ -14,6 +14,7 @@ Exit status: 0 all values agree, 1 some differ, 2 usage, 4 NumPy, PyTorch or tim
 
 import argparse
 import csv
+import functools
 import math
 import pathlib
 import sys
@@ -218,21 +219,25 @@ def loss(case):
     right = 1 / (1 + np.exp(-x))
     delta = (1 - y) * right - weight * y * (1 - right)
     divisor = 1 if case.get("sum") else x.shape[1]
-    return each.sum(axis=1) / divisor, delta / divisor
+    return each.sum(axis=1) / divisor, (delta / divisor).ravel()
+
+
+def rows_of(train, rates, loss):
+    """Returns the values of all cases, schedules and losses by (case, tensor, index). train() returns None for a case that it leaves
+    out."""
+    values = {}
+    for name, case in CASES.items():
+        for (tensor, *_), array in zip(TENSORS, train(case) or ()):
+            values[name, tensor] = array.ravel()
+    for name, case in SCHEDULES.items():
+        values[name, "rate"] = rates(case)
+    for name, case in LOSSES.items():
+        values[name, "loss"], values[name, "delta"] = loss(case)
+    return {(*key, i): float(x) for key, of_key in values.items() for i, x in enumerate(of_key)}
 
 
 def computed():
-    rows = {}
-    for name, case in CASES.items():
-        for (tensor, *_), array in zip(TENSORS, train(case)):
-            rows.update({(name, tensor, i): float(x) for i, x in enumerate(array.ravel())})
-    for name, case in SCHEDULES.items():
-        rows.update({(name, "rate", step): rate(case, step) for step in range(RATE_STEPS)})
-    for name, case in LOSSES.items():
-        losses, deltas = loss(case)
-        rows.update({(name, "loss", i): float(x) for i, x in enumerate(losses)})
-        rows.update({(name, "delta", i): float(x) for i, x in enumerate(deltas.ravel())})
-    return rows
+    return rows_of(train, lambda case: [rate(case, step) for step in range(RATE_STEPS)], loss)
 
 
 # ---- PyTorch and timm ----
@@ -272,6 +277,7 @@ def torch_train(torch, case):
     parameters = list(module.parameters())
     optimizers = torch_optimizers(torch, case, parameters)
     if optimizers is None:
+        print(f"{next(name for name, other in CASES.items() if other is case)}: this PyTorch has no {case['optimizer']}; not compared")
         return None
     average = ModelEmaV3(module, decay=case["ema"], use_warmup=True) if "ema" in case else None
     for step in range(STEPS):
@@ -347,21 +353,7 @@ def torch_computed():
         print(f"optimizers.py: {error}; install torch and timm, or leave out --torch", file=sys.stderr)
         sys.exit(4)
     print(f"torch {torch.__version__}, timm {timm.__version__}")
-    rows = {}
-    for name, case in CASES.items():
-        arrays = torch_train(torch, case)
-        if arrays is None:
-            print(f"{name}: this PyTorch has no {case['optimizer']}; not compared")
-            continue
-        for (tensor, *_), array in zip(TENSORS, arrays):
-            rows.update({(name, tensor, i): float(x) for i, x in enumerate(array.ravel())})
-    for name, case in SCHEDULES.items():
-        rows.update({(name, "rate", step): x for step, x in enumerate(torch_rates(torch, case))})
-    for name, case in LOSSES.items():
-        losses, deltas = torch_loss(torch, case)
-        rows.update({(name, "loss", i): x for i, x in enumerate(losses)})
-        rows.update({(name, "delta", i): x for i, x in enumerate(deltas)})
-    return rows
+    return rows_of(*(functools.partial(function, torch) for function in (torch_train, torch_rates, torch_loss)))
 
 
 def read():

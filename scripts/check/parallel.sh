@@ -116,17 +116,26 @@ fails_with() { # exit status, words of the message, command ...
     return 1
 }
 
-# Kills the last rank of a job under Open MPI. The job must then end within 15 s, and its output must name the rank.
-kill_last_rank() { # file with the output, pid of mpirun, words of the command line of the ranks, number of ranks
+count_gpus() { # prints the number of GPUs that programs see
+    if [[ ${CUDA_VISIBLE_DEVICES:-} ]]; then tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi -L | grep -c ^GPU; fi
+}
+
+columns() { # file, names: prints these columns of a CSV file
+    awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
+        { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
+}
+
+# Sends a signal to the last rank of a job under Open MPI. The job must then end in time, and its output must name the rank.
+kill_last_rank() { # file with the output, pid of mpirun, words of the command line of the ranks, number of ranks, signal (KILL), seconds (15)
     local last=$(($4 - 1)) victim status=0 begin=$SECONDS
     victim=$(pgrep -f "$3" | while read -r candidate; do
         grep -qz "OMPI_COMM_WORLD_RANK=$last$" "/proc/$candidate/environ" 2>/dev/null && echo "$candidate" && break
     done)
     [[ $victim ]] || { cat "$1" && kill "$2" && return 1; }
-    kill -KILL "$victim"
+    kill -"${5:-KILL}" "$victim"
     wait "$2" || status=$?
     cat "$1"
-    ((status != 0 && SECONDS - begin <= 15)) && grep -qi "rank $last" "$1"
+    ((status != 0 && SECONDS - begin <= ${6:-15})) && grep -qi "rank $last" "$1"
 }
 
 conclude() { # returns 1 if a check failed or none ran; exits with 2 if ONLY matches no check

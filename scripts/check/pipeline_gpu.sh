@@ -22,8 +22,7 @@ bench=$(realpath "${FDSL_BENCH:-./fdsl-bench}")
 ranks=${1:-2}
 [[ $ranks =~ ^[2-8]$ ]] || refuse "'$ranks': give a number of ranks from 2 to 8"
 need_variant train-cuda
-gpus=$(nvidia-smi -L | grep -c ^GPU)
-[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+gpus=$(count_gpus)
 variants='train-cuda train-tf32 train-bf16 train-amp'
 
 work=$(mktemp -d)

@@ -55,15 +55,12 @@ fi
 
 # ---- Stages ----
 
-column() { # file, name: prints the value in each row
-    awk -F, -v name="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i; next } { print $at }' "$1"
-}
 stages() { # variant, columns that must be positive
     local rows=$work/stages-$1.csv name
     "$bench" --variant "$1" --verify --batch 64 --res 224 --max-time 2 --format csv >"$rows" || return
     for name in "${@:2}"; do
-        awk -v value="$(column "$rows" "$name")" 'BEGIN { exit !(value > 0) }' ||
-            { echo "$1: $name is $(column "$rows" "$name")" && return 1; }
+        awk -v value="$(columns "$rows" "$name")" 'BEGIN { exit !(value > 0) }' ||
+            { echo "$1: $name is $(columns "$rows" "$name")" && return 1; }
     done
 }
 for variant in gbase gbase-device rng bat bat-reuse; do
@@ -76,7 +73,7 @@ same_digest() { # checks, after the stages were timed, that the images equal tho
         "$bench" --variant $variant "${quick[@]}" --batch 5 --res 224 --format csv >"$work/digest-$variant.csv" || return
     done
     for variant in fused fused-graph; do
-        [[ $(column "$work/digest-$variant.csv" digest) == "$(column "$work/digest-naive.csv" digest)" ]] ||
+        [[ $(columns "$work/digest-$variant.csv" digest) == "$(columns "$work/digest-naive.csv" digest)" ]] ||
             { echo "the digest of $variant differs from naive's" && return 1; }
     done
 }

@@ -285,28 +285,28 @@ latest() { # folder: prints its latest checkpoint, or the pattern itself if ther
     local all=("$1"/*.ckpt)
     echo "${all[-1]}"
 }
+# Starts a training run, and kills it up to `most` ms after its first checkpoint whose name matches the pattern.
+killed_after() { # pattern, most, folder of checkpoints, command ...
+    local before pid status=0
+    before=$(latest "$3")
+    "${@:4}" &
+    pid=$!
+    # shellcheck disable=SC2053  # a pattern
+    while kill -0 $pid 2>/dev/null && { [[ $(latest "$3") == "$before" ]] || [[ $(latest "$3") != $1 ]]; }; do sleep 0.002; done
+    sleep "0.$(printf %03d $((RANDOM % $2)))"
+    kill -KILL $pid && wait $pid || status=$?
+    ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
+    echo "killed after $(latest "$3")"
+}
 killed_at_any_moment() { # variant, model, epochs, kills: each kill comes up to 0.2 s after the first checkpoint of its run
     local run=("$bench" --variant "$1" --model "$2" --data digits --train-size 2000 --test-size 100 --batch 64 --shift 2
-        --epochs "$3") folder=$work/killed-$1 kills=$4 before pid status
+        --epochs "$3") folder=$work/killed-$1 kills=$4
     "${run[@]}" --export "$folder-whole" || return
-    while ((kills-- > 0)); do
-        before=$(latest "$folder")
-        "${run[@]}" --checkpoint "$folder" --resume &
-        pid=$! status=0
-        while kill -0 $pid 2>/dev/null && [[ $(latest "$folder") == "$before" ]]; do sleep 0.005; done
-        sleep "0.$(printf %03d $((RANDOM % 200)))"
-        kill -KILL $pid && wait $pid || status=$?
-        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
-        echo "killed after $(latest "$folder")"
-    done
+    while ((kills-- > 0)); do killed_after '*' 200 "$folder" "${run[@]}" --checkpoint "$folder" --resume || return; done
     "${run[@]}" --checkpoint "$folder" --resume --export "$folder-parts" && cmp "$folder-whole" "$folder-parts"
 }
 check "train-$engine, killed five times during training, gives the same weights" \
     killed_at_any_moment "train-$engine" "$small" 300 5
-columns() { # file, names: prints these columns of a CSV file
-    awk -F, -v names="$2" 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; count = split(names, name, " "); next }
-        { for (i = 1; i <= count; i++) printf "%s ", $at[name[i]]; print "" }' "$1"
-}
 # resnet50 trains on JPEG files that it reads and crops during training. The loss must fall from epoch to epoch.
 jpeg_epochs() {
     local set=$work/jpegs rows=$work/jpegs.csv
@@ -345,22 +345,15 @@ layers='conv*'
 within=(--data digits --train-size 5000 --test-size 100 --batch 16 --shift 2)
 killed_within_an_epoch() { # name, variant, model, options: checks that checkpoints, tests and kills within epochs change no bits
     local run=("$bench" --variant "$2" --model "$3" "${within[@]}" --epochs 4 "${@:4}") stops=(--checkpoint-steps 100 --log-steps 70 --test-steps 150) folder=$work/within-$1/run kills=3
-    local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss' before pid status
+    local of_epoch='epoch train_loss train_acc test_loss skipped_steps gradient_norm ema_test_loss'
     local of_step='step samples_seen loss accuracy lr gradient_norm test_loss test_acc'
     mkdir "$work/within-$1" || return
     "${run[@]}" --export "$folder-alone" &&
         "${run[@]}" "${stops[@]}" --checkpoint "$folder-whole" --log "$folder-whole.csv" --out "$folder-whole-rows.csv" \
             --export "$folder-stopped" && cmp "$folder-alone" "$folder-stopped" || return
     while ((kills-- > 0)); do
-        before=$(latest "$folder")
-        "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" --out "$folder-rows.csv" --resume &
-        pid=$! status=0
-        while kill -0 $pid 2>/dev/null && { [[ $(latest "$folder") == "$before" ]] || [[ $(latest "$folder") != *step* ]]; }; do
-            sleep 0.002
-        done
-        kill -KILL $pid && wait $pid || status=$?
-        ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
-        echo "killed after $(latest "$folder")"
+        killed_after '*step*' 1 "$folder" "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" \
+            --out "$folder-rows.csv" --resume || return
     done
     "${run[@]}" "${stops[@]}" --checkpoint "$folder" --log "$folder.csv" --out "$folder-rows.csv" --resume --verify \
         --export "$folder-parts" && cmp "$folder-alone" "$folder-parts" &&
@@ -557,9 +550,9 @@ decodes_alike() { # decoder, share: the same weights and losses in every run and
     [[ $1 != hybrid ]] || { "${loading[@]}" $(loads shards) --out-res "$res" --fit random-resized-crop --epochs 2 --export "$name-cpu" &&
         ! cmp -s <(weights "$name-1") <(weights "$name-cpu"); }
 }
-decodes_and_resumes() { # decoder: kills runs within an epoch
+decodes_and_resumes() { # decoder, options: kills runs within an epoch
     # shellcheck disable=SC2207  # several words on purpose
-    within=($(loads shards "$1") --out-res "$res" --fit random-resized-crop --batch 1 --resident-device-bytes 1M)
+    within=($(loads shards "$1") --out-res "$res" --fit random-resized-crop --batch 1 "${@:2}")
     killed_within_an_epoch "$engine-load-$1" "train-$engine" "$small" --mixup 0.8
 }
 decodes_broken() { # decoder: three truncated files are masked; with other decoders, a checkpoint is refused
@@ -582,7 +575,7 @@ for decoder in hardware hybrid; do
             decodes_alike $decoder $share
     done
     alone check "load: $small, --decoder $decoder, killed three times within an epoch, gives the same weights and losses" \
-        decodes_and_resumes $decoder
+        decodes_and_resumes $decoder --resident-device-bytes 1M
     alone check "load: $small, --decoder $decoder: broken samples are masked; another decoder refuses the checkpoint" \
         decodes_broken $decoder
     # shellcheck disable=SC2046,SC2086  # several words on purpose
@@ -596,22 +589,16 @@ for decoder in hardware hybrid; do
 done
 # shellcheck disable=SC2046  # several words on purpose
 check 'load: the same seed gives the same weights, resumed or not' same_weights load "${loading[@]}" $(loads raw)
-killed_while_loading() {
-    # shellcheck disable=SC2207  # several words on purpose
-    within=($(loads shards) --out-res "$res" --fit random-resized-crop --batch 1)
-    killed_within_an_epoch "$engine-load" "train-$engine" "$small" --mixup 0.8
-}
 check "load: train-$engine, killed three times within an epoch, gives the same weights, losses and rows of --log" \
-    killed_while_loading
-counts_masked() { # the row counts the broken samples; more threads give the same weights
-    # shellcheck disable=SC2046  # several words on purpose
-    "${loading[@]}" $(loads broken) --out-res "$res" --on-error mask --threads 1 --export "$work/masked-1" --epochs 3 \
-        --out "$work/masked.csv" &&
-        "${loading[@]}" $(loads broken) --out-res "$res" --on-error mask --threads 4 --export "$work/masked-4" --epochs 3 &&
-        cmp "$work/masked-1" "$work/masked-4" &&
-        [[ $(columns "$work/masked.csv" masked | sort -u) == '3 ' ]]
+    decodes_and_resumes cpu
+counts_masked() { # name, command: the row counts the broken samples; more threads give the same weights
+    local name=$work/$1 run=("${@:2}" --on-error mask)
+    "${run[@]}" --threads 1 --export "$name-1" --out "$name.csv" && "${run[@]}" --threads 4 --export "$name-4" &&
+        cmp "$name-1" "$name-4" && [[ $(columns "$name.csv" masked | sort -u) == '3 ' ]]
 }
-check 'load: three broken samples are masked and counted in every epoch' counts_masked
+# shellcheck disable=SC2046  # several words on purpose
+check 'load: three broken samples are masked and counted in every epoch' counts_masked masked \
+    "${loading[@]}" $(loads broken) --out-res "$res" --epochs 3
 # shellcheck disable=SC2046  # several words on purpose
 check 'load: a broken sample ends training with the name of its file' fails_with 1 "$work/broken/train/.*\.jpg" \
     "${loading[@]}" $(loads broken) --out-res "$res"
@@ -792,14 +779,8 @@ near_cuda() { # the losses of three epochs with the samples and the order of tra
         awk '{ off = ($1 - $2) / $2; if (off < 0) off = -off; if (!(off < 0.1)) bad = 1; print } END { exit bad || NR != 3 }'
 }
 check 'load: train-graph and train-cuda have similar losses' near_cuda
-graph_masks() { # the row counts the broken samples; more threads give the same weights
-    local run=("$bench" --variant train-graph --model cnn --data "$work/digits-broken" --feed load --on-error mask --batch 64 --epochs 2)
-    "${run[@]}" --threads 1 --export "$work/graph-masked-1" --out "$work/graph-masked.csv" &&
-        "${run[@]}" --threads 4 --export "$work/graph-masked-4" &&
-        cmp "$work/graph-masked-1" "$work/graph-masked-4" &&
-        [[ $(columns "$work/graph-masked.csv" masked | sort -u) == '3 ' ]]
-}
-check 'load: train-graph masks and counts three broken samples in every epoch' graph_masks
+check 'load: train-graph masks and counts three broken samples in every epoch' counts_masked graph-masked \
+    "$bench" --variant train-graph --model cnn --data "$work/digits-broken" --feed load --batch 64 --epochs 2
 check 'load: train-graph ends with the name of a broken sample' fails_with 1 "$work/digits-broken/train/.*png" \
     "$bench" --variant train-graph --model cnn --data "$work/digits-broken" --feed load --batch 64
 if command -v mpirun >/dev/null; then

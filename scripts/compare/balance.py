@@ -18,21 +18,16 @@ trains alone; and the samples of each rank per step in the last epoch. --out FIL
 or if `measured` reaches less than --must (0.9) of the sum; 4 without mpirun.
 """
 import argparse
-import csv
-import io
 import os
 import shutil
 import statistics
 import subprocess
-import sys
 
+import shared  # in this folder
+
+fail = shared.failing("compare/balance.py")
 DEFAULTS = "--data digits --train-size 20000 --test-size 1000 --model cnn --batch 512 --epochs 8".split()
 FIRST_COUNTED = 3  # epoch
-
-
-def fail(message, status=1):
-    print(f"compare/balance.py: {message}", file=sys.stderr)
-    sys.exit(status)
 
 
 def options_of_script():
@@ -93,7 +88,7 @@ def finished(run):
     output = run.communicate()[0]
     if run.returncode:
         fail(f"exit status {run.returncode}: {' '.join(run.args)}")
-    rows = list(csv.DictReader(io.StringIO(output)))
+    rows = shared.rows_of(output)
     if not any(int(row["epoch"]) >= FIRST_COUNTED for row in rows):
         fail(f"too few epochs; give at least --epochs {FIRST_COUNTED}", 2)
     return rows

@@ -36,8 +36,9 @@ import subprocess
 import sys
 import time
 
+from shared import PROGRAM, ROOT, Failed  # in this folder
+
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 FIRST = 20  # rows that --first-bound compares
 # Defaults with --cpu and on a GPU: a variant, a network and the options of its images
 SMALL = {"variant": "train-omp", "model": "vit-micro", "batch": 32, "classes": 10, "preset": "uji", "res": 56, "out_res": 28}
@@ -48,14 +49,6 @@ OURS = {"none": [], "mix": MIX, "recipe": [*MIX, *"--rand-augment 28 --rand-augm
 PYTORCH = {"none": ["--augment", "none"], "mix": ["--no-randaugment", "--no-erasing"], "recipe": []}
 SAME = ("model", "batch", "classes", "preset", "res", "out_res", "channels", "lr", "weight_decay", "label_smoothing", "drop_path", "seed",
         "log_steps")
-
-
-class Failed(Exception):
-    """An error with a message of one line, and the exit status."""
-
-    def __init__(self, text, status=1):
-        super().__init__(text)
-        self.status = status
 
 
 def read_arguments(arguments):
@@ -85,7 +78,7 @@ def read_arguments(arguments):
     add("--log-steps", type=int, help="steps per row (default 50; with --cpu, 10)")
     add("--bound", type=float, default=2, help="largest allowed difference of the mean losses over the last tenth of the steps, in percent (default 2)")
     add("--first-bound", type=float, help=f"largest allowed difference of the losses in any of the first {FIRST} rows, in percent (default: no limit)")
-    add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench")
+    add("--bench", default=PROGRAM, help="path of fdsl-bench")
     options = parser.parse_args(arguments[:split])
     options.more = arguments[split + 1:]
     for name, value in (SMALL if options.cpu else LARGE).items():

@@ -27,7 +27,6 @@ Exit status: 0 done, or stopped by --limit-s; 1 a run failed; 2 usage; 4 no GPU.
 import argparse
 import contextlib
 import csv
-import io
 import json
 import os
 import pathlib
@@ -39,8 +38,9 @@ import sys
 import time
 
 import torch_ranks  # in this folder
+from shared import PROGRAM, ROOT, Failed, joined, rows_of, run_script
+from torch_ranks import torchrun
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/figures"))
 sys.pycache_prefix = str(ROOT / "build/pycache")
 
@@ -53,12 +53,6 @@ MANY_BYTES = "180000000"  # gradients of vit-base in bf16
 BATCH, OUT_RES, WARM, RATE_S = 256, 224, 300, 3  # of fdsl.torch.Loader; WARM: batches before the timing
 STOP_S = 5
 LATE = "stopped by --limit-s"
-
-
-class Failed(Exception):
-    def __init__(self, text, status=1):
-        super().__init__(text)
-        self.status = status
 
 
 class Run:
@@ -89,7 +83,7 @@ def arguments():
                         f"{','.join(str(network[0]) for network in NETWORKS.values())})")
     parser.add_argument("--launcher", default=os.environ.get("MPIRUN", "mpirun --bind-to none -n"),
                         help="launcher of the ranks (default: MPIRUN, or mpirun --bind-to none -n)")
-    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench")),
+    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", PROGRAM),
                         help="the program (default: FDSL_BENCH, or fdsl-bench of this project)")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
     given = parser.parse_args()
@@ -170,11 +164,6 @@ def formulas(given):
         for gpus in dict.fromkeys((given.gpus[0], given.gpus[-1])):
             yield formula, gpus, 8, [*ranks(given, gpus), "--variant", "fused", *options, "--batch", "256", "--verify", "--min-time", "0.3",
                                      "--max-time", "1", "--out", "{}"], None
-
-
-def torchrun(gpus, *words):
-    return [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={gpus}", "--max-restarts=0",
-            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", *words]
 
 
 def python(given):
@@ -277,17 +266,11 @@ def collect(given, runs):
     """Writes the rows of all complete runs to a file per part."""
     from plot import write_whole
     for part in dict.fromkeys(run.part_name for run in runs):
-        header, records = None, []
-        for run in (run for run in runs if run.part_name == part and run.done.exists()):
-            rows = list(csv.reader(run.done.read_text("utf-8").splitlines()))
-            if rows and header not in (None, rows[0]):
-                raise Failed(f"{run.done} has other columns than the rows before it, so another revision wrote it; give another OUT")
-            header = rows[0] if rows else header
-            records += rows[1:]
-        if header:
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([header, *records])
-            write_whole(given.out / f"{part}.csv", text.getvalue())
+        tables = [(run.done, list(csv.reader(run.done.read_text("utf-8").splitlines()))) for run in runs
+                  if run.part_name == part and run.done.exists()]
+        text = joined(((path, *rows) for path, rows in tables if rows), "so another revision wrote it; give another OUT")
+        if text:
+            write_whole(given.out / f"{part}.csv", text)
 
 
 # ---- The table ----
@@ -295,7 +278,7 @@ def collect(given, runs):
 
 def results(run):
     """Returns [(what, GPUs, value, unit)] of a complete run."""
-    rows = list(csv.DictReader(run.done.read_text("utf-8").splitlines()))
+    rows = rows_of(run.done.read_text("utf-8"))
     if run.part_name == "images":
         return []
     if not rows:
@@ -395,15 +378,5 @@ def main():
     return 1 if failed else 0
 
 
-def interrupted(number, _):
-    sys.exit(128 + number)
-
-
 if __name__ == "__main__":
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, interrupted)
-    try:
-        sys.exit(measure_rank(*sys.argv[2:]) if sys.argv[1:2] == ["--rank"] else main())
-    except (Failed, OSError, subprocess.CalledProcessError) as error:
-        print(f"compare/gpus.py: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "status", 1))
+    run_script("compare/gpus.py", (lambda: measure_rank(*sys.argv[2:])) if sys.argv[1:2] == ["--rank"] else main)

@@ -56,22 +56,19 @@ import tarfile
 import time
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, os.pardir)
-sys.path.append(os.path.join(ROOT, "scripts", "figures"))
+from shared import ROOT, failing  # noqa: E402  (in this folder)
+
+sys.path.append(str(ROOT / "scripts/figures"))
 from rows import COLUMNS as COLUMNS_OF, SCHEMAS  # noqa: E402
 
 COLUMNS, SCHEMA = COLUMNS_OF["load"], SCHEMAS["load"]
-METADATA = ("samples.csv", "metadata.parquet")
+fail = failing("compare/loading.py")
 DATA_EXTENSIONS = ("npy", "bin", "png", "jpg", "jpeg")
 
 
 def data_files(folder):
     """Returns the data files of a folder, one per sample, without labels."""
-    found = []
-    for root, _, names in os.walk(folder):
-        found += [os.path.join(root, name) for name in names
-                  if name not in METADATA and name.rsplit(".", 1)[-1].lower() in DATA_EXTENSIONS]
-    return sorted(found)
+    return sorted(os.path.join(root, name) for root, _, names in os.walk(folder) for name in names if is_data(name))
 
 
 def data_shards(folder):
@@ -129,7 +126,9 @@ class DaliLoader:
     """DALI's reader of tars. With --gpu, it decodes and resizes on the GPU. It pads the last batch of an epoch with copies of the last sample. The copies are not
     counted."""
 
-    def __init__(self, dali, shards, extension, options):
+    def __init__(self, dali, shards, options):
+        with tarfile.open(shards[0]) as shard:
+            extension = next(member.name for member in shard if is_data(member.name)).split(".", 1)[1]
         indexes = [shard[:-len("tar")] + "idx" for shard in shards]
         indexes = indexes if all(map(os.path.exists, indexes)) else []
         self.pipeline = dali.Pipeline(batch_size=options.batch, num_threads=max(options.workers, 1),
@@ -264,9 +263,7 @@ def make_loaders(torch, options):
             torch, webdataset.WebDataset(shards, shardshuffle=len(shards), empty_check=False).map(tensor_of), options)
     dali = find_module("nvidia.dali")
     if dali:
-        with tarfile.open(shards[0]) as shard:
-            extension = next(member.name for member in shard if is_data(member.name)).split(".", 1)[1]
-        yield "dali" + gpu, "shards", options.shards, len(shards), lambda: DaliLoader(dali, shards, extension, options)
+        yield "dali" + gpu, "shards", options.shards, len(shards), lambda: DaliLoader(dali, shards, options)
 
 
 def count_epoch(loader):
@@ -279,22 +276,14 @@ def count_epoch(loader):
     return samples, total
 
 
-def hash_of(data):
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
 def hash_samples(samples):
     """Returns (number of samples, bytes, sum of hashes modulo 2^64), which do not depend on the order."""
     count = total = hashes = 0
     for sample in samples:
         count += 1
         total += len(sample)
-        hashes = (hashes + hash_of(sample)) % 2**64
+        hashes = (hashes + int.from_bytes(hashlib.blake2b(sample, digest_size=8).digest(), "little")) % 2**64
     return count, total, hashes
-
-
-def hash_epoch(loader):
-    return hash_samples(sample for batch in loader.epoch() for sample in loader.samples(batch))
 
 
 def check_end(path, offset):
@@ -304,15 +293,12 @@ def check_end(path, offset):
         stream.seek(offset)
         block = stream.read(tarfile.BLOCKSIZE)
         if len(block) < tarfile.BLOCKSIZE:
-            sys.exit("compare/loading.py: %s: offset %d: the shard is truncated: it ends without a block of zeros"
-                     % (path, os.path.getsize(path)))
+            fail(f"{path}: offset {os.path.getsize(path)}: the shard is truncated: it ends without a block of zeros")
         if block.strip(b"\0"):
-            sys.exit("compare/loading.py: %s: offset %d: a broken header; the data after it would not be read"
-                     % (path, offset))
+            fail(f"{path}: offset {offset}: a broken header; the data after it would not be read")
         while block := stream.read(1 << 20):
             if block.strip(b"\0"):
-                sys.exit("compare/loading.py: %s: offset %d: data after the end of the shard would not be read"
-                         % (path, offset))
+                fail(f"{path}: offset {offset}: data after the end of the shard would not be read")
 
 
 def check_count(folder, found):
@@ -323,7 +309,7 @@ def check_count(folder, found):
     with open(path, newline="") as stream:
         told = sum(1 for _ in csv.DictReader(stream))
     if found < told:
-        sys.exit("compare/loading.py: %s contains %d samples, but its samples.csv lists %d" % (folder, found, told))
+        fail(f"{folder} contains {found} samples, but its samples.csv lists {told}")
 
 
 def shard_samples(folder):
@@ -355,8 +341,7 @@ def quantile(ordered, p):
 
 def check(name, what, found, wanted):
     if found != wanted:
-        sys.exit("compare/loading.py: %s: %s delivered %s, but the data set has %s (samples, bytes, hash)"
-                 % (name, what, found, wanted))
+        fail(f"{name}: {what} delivered {found}, but the data set has {wanted} (samples, bytes, hash)")
 
 
 def measure(name, loader, wanted, options):
@@ -367,7 +352,7 @@ def measure(name, loader, wanted, options):
         wanted = wanted[0], wanted[0] * 3 * options.decode**2, "random"
         count_epoch(loader)
     else:
-        check(name, "the first epoch", hash_epoch(loader), wanted)
+        check(name, "the first epoch", hash_samples(sample for batch in loader.epoch() for sample in loader.samples(batch)), wanted)
     while len(times) < options.min_samples or sum(times) < options.time:
         begin = time.perf_counter()
         found = count_epoch(loader)
@@ -421,7 +406,7 @@ def columns_of(path):
         header = list(reader.fieldnames)
     lacking, schema = set(COLUMNS) - set(header), first.get("schema")
     if lacking or not (schema or "load/").startswith("load/"):
-        sys.exit("compare/loading.py: %s does not have the columns of %s; choose another file" % (path, SCHEMA))
+        fail(f"{path} does not have the columns of {SCHEMA}; choose another file")
     return header, schema or SCHEMA
 
 
@@ -457,7 +442,7 @@ def run_ours(options):
         try:
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            sys.exit("compare/loading.py: %s" % error)
+            fail(error)
         rows += csv.DictReader(done.stdout.splitlines())
     return rows
 
@@ -504,18 +489,16 @@ def main():
         import torch
         import torch.utils.data
     except ImportError:
-        print("compare/loading.py: PyTorch is not installed (Debian: python3-torch)", file=sys.stderr)
-        return 4
+        fail("PyTorch is not installed (Debian: python3-torch)", 4)
     if options.gpu and not torch.cuda.is_available():
-        print("compare/loading.py: --gpu: PyTorch sees no GPU", file=sys.stderr)
-        return 4
+        fail("--gpu: PyTorch sees no GPU", 4)
     columns_of(options.out)
     torch.set_num_threads(1)  # as in the workers; more threads do not copy a batch faster
     rows = []
     for name, layout, folder, shards, make in make_loaders(torch, options):
         wanted = expected(layout, folder)
         if not wanted[0]:
-            sys.exit("compare/loading.py: %s contains no samples" % folder)
+            fail(f"{folder} contains no samples")
         check_count(folder, wanted[0])
         name = name_of(name, options.workers)
         rows.append(row_of(name, layout, folder, shards, wanted, measure(name, make(), wanted, options), options))

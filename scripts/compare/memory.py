@@ -17,14 +17,15 @@ samples would fit, a reason in place of the batch that the variant does not trai
 --out FILE appends the rows of fdsl-bench. Exit status 4 if there is no GPU.
 """
 import argparse
-import csv
-import io
 import os
 import re
 import shutil
 import subprocess
 import sys
 
+import shared  # in this folder
+
+fail = shared.failing("compare/memory.py")
 VARIANTS = "train-cuda,train-tf32,train-bf16,train-amp,train-cudnn,train-cudnn-tf32,train-graph,train-vit,train-resnet"
 MODELS = ("logreg,mlp,lenet,cnn,cnn-deep,vit-micro,vit-tiny,vit-small,vit-base,vit-large,resnet-micro,resnet50")
 LARGE = ("vit-tiny", "vit-small", "vit-base", "vit-large", "resnet50")  # networks for images of 224 x 224 pixels
@@ -51,15 +52,10 @@ SMALL = [
 ]
 
 
-def fail(message, status=1):
-    print(f"compare/memory.py: {message}", file=sys.stderr)
-    sys.exit(status)
-
-
 def run(options, *arguments):
     """Runs the program. Returns its rows, and what it wrote to stderr."""
     done = subprocess.run([options.bench, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
-    return done.returncode, list(csv.DictReader(io.StringIO(done.stdout))), done.stderr.strip()
+    return done.returncode, shared.rows_of(done.stdout), done.stderr.strip()
 
 
 def training(variant, model, samples, more=""):

@@ -21,18 +21,15 @@ Exit status: 0 done, 1 a failure, 2 usage, 4 no PyTorch or no GPU.
 """
 
 import argparse
-import csv
 import gc
 import math
-import os
-import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
+import shared  # noqa: E402  (in this folder)
 try:
     import torch
     from torch.nn import functional
@@ -40,22 +37,13 @@ try:
     import vit_timm
     import gpu_use
 except ImportError as error:
-    if {"-h", "--help"}.intersection(sys.argv[1:]):
-        print(__doc__.strip())
-        sys.exit()
-    print(f"compare/original.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
-    sys.exit(4)
+    shared.end_without("compare/original.py", __doc__, error)
 
-PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench"
+fail = shared.failing("compare/original.py")
 COLUMNS = ("model", "way", "device", "torch", "batch", "images", "images_per_s", "epoch_s", "gpu_use_percent", "infer_s", "largest_batch",
            "largest_batch_is")
 RES, CLASSES = 224, 1000
 EPOCHS, WARMUPS, BLOCKS = 6, 5, 5
-
-
-def fail(message, status=1):
-    print(f"compare/original.py: {message}", file=sys.stderr)
-    sys.exit(status)
 
 
 # ---- PyTorch ----
@@ -174,15 +162,7 @@ def torch_row(model, way, options, device):
 # ---- fdsl-bench ----
 
 def run_ours(options, arguments):
-    """Runs fdsl-bench. Returns its rows."""
-    command = [str(options.bench), "--format", "csv", *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as reason:
-        fail(f"{options.bench}: {reason.strerror}; build it, or name it with --bench", 2)
-    if done.returncode:
-        fail(f"{' '.join(command)}: {done.stderr.strip()}")
-    return list(csv.DictReader(done.stdout.splitlines()))
+    return shared.run_bench(fail, [options.bench, "--format", "csv", *arguments], named=True)
 
 
 def our_row(model, options, device):
@@ -219,15 +199,9 @@ def print_table(rows):
           f"PyTorch {rows[0]['torch']}")
 
 
-def write_rows(path, rows):
-    new = not os.path.exists(path) or os.path.getsize(path) == 0
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        for row in rows:
-            writer.writerow({name: "" if isinstance(value, float) and math.isnan(value) else f"{value:.9g}" if isinstance(value, float) else value
-                             for name, value in row.items()})
+def texts(row):
+    return {name: "" if isinstance(value, float) and math.isnan(value) else f"{value:.9g}" if isinstance(value, float) else value
+            for name, value in row.items()}
 
 
 def number(text):
@@ -246,7 +220,7 @@ def main():
     parser.add_argument("--largest", type=number, default=16384, help="largest batch that fdsl-bench tries (default 16384)")
     parser.add_argument("--ways", default="original,compiled,fdsl-bench", help="separated by commas; original must be the first")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: train-omp, for a trial of this script (default cuda)")
-    parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
+    parser.add_argument("--bench", default=shared.PROGRAM, help="path of fdsl-bench")
     parser.add_argument("--out", help="CSV file to append the rows to")
     options = parser.parse_args()
     models, ways = options.models.split(","), options.ways.split(",")
@@ -268,7 +242,7 @@ def main():
                         "epoch_s": options.images / row["images_per_s"]})
             rows.append({column: row[column] for column in COLUMNS})
             if options.out:
-                write_rows(options.out, rows[-1:])
+                shared.append_rows(options.out, [texts(rows[-1])], COLUMNS)
     print_table(rows)
     return 0
 

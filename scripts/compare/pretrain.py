@@ -18,7 +18,6 @@ missing, 130 interrupted. Under torchrun, the status is torchrun's.
 """
 
 import argparse
-import errno
 import functools
 import importlib.util
 import math
@@ -32,7 +31,8 @@ import sys
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 import pretrain_rows  # noqa: E402  (in this folder)
-from pretrain_rows import COLUMNS, CURVE_COLUMNS, ROOT, STEP_COLUMNS, Refused  # noqa: E402
+from pretrain_rows import COLUMNS, CURVE_COLUMNS, STEP_COLUMNS, Refused  # noqa: E402
+from shared import PROGRAM, status_of  # noqa: E402
 
 SOURCES = ("constant", "live", "bat", "gbase", "omp", "folder", "shards")
 PRESETS = ("uji", "visualatom", "lowercompute", "paper-1000", "lowercompute-1000")
@@ -118,7 +118,7 @@ def read_arguments(arguments):
     add("--data", help="folder of the data set, for --source folder and shards, and for --order same")
     add("--workers", type=integer(0), default=16, help="worker processes per rank, for --source folder and shards (default 16)")
     add("--make-data", metavar="DIR", help="write a data set of --images images for --source folder or shards, then end")
-    add("--bench", default=str(ROOT / "fdsl-bench"), help="path of fdsl-bench, for --make-data")
+    add("--bench", default=PROGRAM, help="path of fdsl-bench, for --make-data")
     add_recipe(parser.add_argument_group("recipe").add_argument)
     add_outputs(parser.add_argument_group("evaluation and output").add_argument)
     parser.set_defaults(**RECIPES[parser.parse_args(arguments).recipe])
@@ -407,7 +407,7 @@ def measure(options):
         pretrain_rows.append(options.out, [row], COLUMNS)
 
 
-def main(arguments):
+def work(arguments):
     """Returns the exit status. Only the first rank prints errors that occur on all ranks: wrong options and missing packages."""
     options = read_arguments(arguments)
     set_defaults(options)
@@ -418,20 +418,15 @@ def main(arguments):
         else:
             need_packages(options)
             measure(options)
-        sys.stdout.flush()
     except Refused as error:
         if os.environ.get("RANK", "0") == "0" or error.status == 1:
             print(f"compare/pretrain.py: {error}", file=sys.stderr)
         return error.status
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
-            raise
-        print(f"compare/pretrain.py: output cannot be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
-        return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
+
+
+def main(arguments):
+    return status_of("compare/pretrain.py", lambda: work(arguments))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ Exit status: 0 done, or stopped by --limit-s; 1 a run failed; 2 usage; 4 the var
 """
 import argparse
 import contextlib
-import csv
-import io
 import itertools
 import json
 import os
@@ -32,8 +30,8 @@ import sys
 import time
 
 import torch_ranks  # in this folder
+from shared import PROGRAM, ROOT, Failed, joined, run_script
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts/figures"))
 sys.pycache_prefix = str(ROOT / "build/pycache")
 from plot import write_whole  # noqa: E402
@@ -51,12 +49,6 @@ TUNE = ["--mean", "0.5", "--std", "0.5", "--channels", "3", "--optimizer", "adam
 STOP_S = 8  # before the limit, to end all runs and write the rows
 # Shortest times for which a run is started. About ten seconds pass before the first step of pre-training.
 PRETRAIN_MIN_S, TUNE_MIN_S = 25, 8
-
-
-class Failed(Exception):
-    def __init__(self, text, status=1):
-        super().__init__(text)
-        self.status = status
 
 
 class Run:
@@ -110,7 +102,7 @@ def arguments():
     parser.add_argument("--variant", default="train-vit", help="variant (default train-vit; without a GPU, train-omp)")
     parser.add_argument("--model", default="vit-tiny", help="network (default vit-tiny)")
     parser.add_argument("--out-res", type=int, default=224, help="width and height of the network's input (default 224)")
-    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench")),
+    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", PROGRAM),
                         help="the program (default: FDSL_BENCH, or fdsl-bench of this project)")
     given = parser.parse_args()
     given.sets = given.sets.split(",")
@@ -181,21 +173,14 @@ def same_settings(given):
 
 def collect(given, runs):
     """Writes the rows of all complete runs to the file of --out."""
-    header, records = None, []
-    for run in runs:
-        if not run.done:
-            continue
+    tables = []
+    for run in (run for run in runs if run.done):
         columns, rows = read_csv(run.rows)
-        if header not in (None, columns):
-            raise Failed(f"{run.rows} has other columns than the rows before it, so another revision of fdsl-bench wrote it; "
-                         "give another --work")
-        header = columns
-        records += [fields + [run.set] for _, fields in (rows if run.pretrains else rows[-1:])]
-    if header:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([header + ["set"], *records])
+        tables.append((run.rows, columns + ["set"], *(fields + [run.set] for _, fields in (rows if run.pretrains else rows[-1:]))))
+    text = joined(tables, "so another revision of fdsl-bench wrote it; give another --work")
+    if text:
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(given.out, text.getvalue())
+        write_whole(given.out, text)
 
 
 class Schedule:
@@ -323,15 +308,5 @@ def main():
     return 1 if failed else 0
 
 
-def interrupted(number, _):
-    sys.exit(128 + number)
-
-
 if __name__ == "__main__":
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, interrupted)
-    try:
-        sys.exit(main())
-    except (Failed, BadInput, OSError, subprocess.CalledProcessError) as error:
-        print(f"compare/pretrain_formulas.py: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "status", 1))
+    run_script("compare/pretrain_formulas.py", main, BadInput)

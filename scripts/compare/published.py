@@ -23,7 +23,6 @@ Exit status: 0 done, 1 a failure, 2 usage, 4 none of the code can run here.
 
 import argparse
 import csv
-import io
 import os
 import pathlib
 import re
@@ -32,16 +31,13 @@ import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import shared  # in this folder
+
+fail = shared.failing("published.py")
 SIZES = [(512, vertices) for vertices in (200, 400, 600, 800, 1000)] + [(256, 1000), (1024, 1000)]  # side, vertices
 ORBITS = 200
 PYTHON = {"published-python": "OriSyntDatasetClass", "published-numpy": "OptimSyntDatasetClass"}
 PACKAGES = {"PIL": "pillow", "noise": "noise", "numpy": "numpy"}
-
-
-def fail(message, status=1):
-    print(f"published.py: {message}", file=sys.stderr)
-    sys.exit(status)
 
 
 def note(message):
@@ -57,7 +53,7 @@ def ours(options, variant, side, vertices, batch):
     done = subprocess.run([options.bench, "--variant", variant, "--res", str(side), "--vertices", str(vertices),
                            "--batch", str(batch), "--loops", "1", "--warmups", "0", "--warmup-time", "0", "--format", "csv"],
                           capture_output=True, text=True, check=False)
-    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    rows = shared.rows_of(done.stdout)
     if done.returncode == 4:
         return None
     if done.returncode or not rows:
@@ -80,20 +76,13 @@ def row_of(template, variant, revision, seconds, samples, timed):
             "variant": variant, "revision": revision, "warmups": "1", "samples": str(samples), "timed_stages": timed, "verified": "no"}
 
 
-def append(path, row):
-    new = not path.exists() or path.stat().st_size == 0
-    if not new:
+def keep(path, row):
+    """Appends a row to the file, and prints it."""
+    if path.exists() and path.stat().st_size > 0:
         with open(path, newline="", encoding="utf-8") as file:
             if next(csv.reader(file)) != list(row):
                 fail(f"{path} has the columns of another version; choose a new file", 2)
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, row, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
-def say(row):
+    shared.append_rows(path, [row], row)
     us = 1e6 * float(row["time_median_s"]) / float(row["items"])
     print(f"{row['variant']:18} {row['res']:>5} {row['vertices']:>8} {row['batch']:>6} {us:14.2f}", flush=True)
 
@@ -140,8 +129,7 @@ def time_python(options, revision):
             os.sched_setaffinity(0, cores)
             row = row_of(template, variant, revision, seconds, options.images, "drawing")
             row["threads"] = "1"
-            append(options.out, row)
-            say(row)
+            keep(options.out, row)
             rows += 1
     return rows
 
@@ -169,8 +157,7 @@ def time_program(options, revision, like, side, vertices, batch, program):
     if done.returncode or not mean or not float(mean[1]):
         fail(f"{program} printed no time: {(done.stdout + done.stderr).strip()[:100]}")
     row = row_of(template, f"published-{like}", revision, [1e-3 * float(mean[1]) * batch], 1, "mean of its own")
-    append(options.out, row)
-    say(row)
+    keep(options.out, row)
     return True
 
 
@@ -180,7 +167,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("programs", nargs="*", type=sized_program)
     parser.add_argument("--images", type=int, default=10)
-    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", str(ROOT / "fdsl-bench")))
+    parser.add_argument("--bench", default=os.environ.get("FDSL_BENCH", shared.PROGRAM))
     options = parser.parse_intermixed_args()
     if options.images < 0:
         fail(f"--images {options.images}: give at least 0", 2)

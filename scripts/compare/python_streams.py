@@ -195,10 +195,7 @@ def measure_jpeg(run):
     dali = loading.find_module("nvidia.dali")
     if dali:
         names = argparse.Namespace(batch=256, workers=options.workers, gpu=run.gpu, decode=RES)
-        shards = loading.data_shards(options.data_jpeg)
-        with tarfile.open(shards[0]) as shard:
-            extension = next(member.name for member in shard if loading.is_data(member.name)).split(".", 1)[1]
-        peer = loading.DaliLoader(dali, shards, extension, names)
+        peer = loading.DaliLoader(dali, loading.data_shards(options.data_jpeg), names)
         of_dali = (batch for _ in endless([0]) for batch in peer.epoch())
         implementations.append(("dali", lambda: run.rate(of_dali, lambda batch: batch[1], len(loader), warm)))
     run.compare("a", f"JPEG shards, {RES} x {RES} uint8", "images/s", 256, implementations)

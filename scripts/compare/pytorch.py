@@ -29,8 +29,6 @@ fdsl-bench fails, the exit status is that of fdsl-bench.
 """
 
 import argparse
-import csv
-import errno
 import json
 import math
 import os
@@ -45,28 +43,21 @@ import time
 import traceback
 
 import gpu_use
+import shared
 import torch_ranks
+from shared import rows_of
 
 try:
     import torch
     from torch.nn import functional
-    from torch_training import (EFFORTS, MODELS, MODES, PRECISIONS, Net, optimizer_of, part, read_data, read_safetensors, trained,
-                                training_of)
+    from torch_training import (EFFORTS, MODELS, MODES, PRECISIONS, Net, optimizer_of, part, read_data, read_safetensors, step_errors,
+                                trained, training_of)
 except ImportError as error:
-    if {"-h", "--help"}.intersection(sys.argv[1:]):
-        print(__doc__.strip())
-        sys.exit()
-    print(f"compare/pytorch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
-    sys.exit(4)
+    shared.end_without("compare/pytorch.py", __doc__, error)
 
-PROGRAM = str(pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench")
+PROGRAM, fail = shared.PROGRAM, shared.failing("compare/pytorch.py")
 TOLERANCE = 1e-5  # relative to the loss and to the norm of a gradient tensor
 STEP_TOLERANCE = 1e-3  # relative to the norm of a tensor's update
-
-
-def fail(message, status=1):
-    print(f"compare/pytorch.py: {message}", file=sys.stderr)
-    sys.exit(status)
 
 
 def options_of(path):
@@ -88,22 +79,7 @@ def run(arguments):
     return done.stdout
 
 
-def rows_of(text):
-    return list(csv.DictReader(text.splitlines()))
-
-
 # ---- One step ----
-
-def worst(mine, theirs):
-    """Returns the largest relative distance between a tensor of one program and the same tensor of the other, and the
-    tensor's name."""
-    distances = []
-    for name, tensor in theirs.items():
-        norm = tensor.double().norm().item()
-        off = (mine[name].double() - tensor.double()).norm().item()
-        distances.append((off / norm if norm else off, name))
-    return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
-
 
 def check_step(variant, model, arguments, device):
     """Compares one step. Returns whether all differences are within the bounds."""
@@ -112,18 +88,11 @@ def check_step(variant, model, arguments, device):
         row = rows_of(run(["--variant", variant, "--model", model, "--epochs", "1", "--format", "csv",
                            "--export-step", path] + arguments))[0]
         step = {name: tensor.to(device) for name, tensor in read_safetensors(path).items()}
-    before, after, gradients = (part(step, prefix) for prefix in ("before.", "after.", "gradient."))
-    net = Net(model, before).to(device)
+    net = Net(model, part(step, "before.")).to(device)
     optimizer = optimizer_of(net, row)
     loss = functional.cross_entropy(net(step["inputs"], part(step, "factor.")), step["labels"],
                                     label_smoothing=float(row["label_smoothing"]))
-    loss.backward()
-    off, tensor = worst({name: parameter.grad for name, parameter in net.named().items()}, gradients)
-    optimizer.step()
-    # The difference is relative to the update, because Adam's update has about the size of the learning rate for any gradient.
-    step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named().items()},
-                                  {name: after[name] - before[name] for name in before})
-    loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
+    loss_off, (off, tensor), (step_off, step_tensor) = step_errors(net.named(), loss, step, optimizer.step)
     fine = loss_off <= TOLERANCE and off <= TOLERANCE and step_off <= STEP_TOLERANCE
     print(f"{variant:12} {model:7} {row['optimizer']:6} loss {loss_off:8.1e}  gradients {off:8.1e} ({tensor})  "
           f"step {step_off:8.1e} ({step_tensor})  {'ok' if fine else 'DIFFERS'}")
@@ -188,12 +157,6 @@ def torch_row(training, epoch, name, ours, number, device, threads):
 def torch_rows(training, mode, ours, device, threads):
     return [torch_row(training, epoch, name_of(mode, device), row, number + 1, device, threads)
             for number, (epoch, row) in enumerate(zip(training["epochs"], ours))]
-
-
-def append(path, rows):
-    """Appends rows to the file that fdsl-bench has just written."""
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        csv.DictWriter(file, rows[0].keys(), lineterminator="\n").writerows(rows)
 
 
 def print_table(results):
@@ -271,7 +234,7 @@ def compare(options, arguments):
             failed = 1
             continue
         if options.out:
-            append(options.out, results[-1][1])
+            shared.append_rows(options.out, results[-1][1], results[-1][1][0])
     print_table(results)
     return failed
 
@@ -327,7 +290,7 @@ def measure_on(ranks, options, arguments, job, results):
     for mode, training in trainings.items():
         results.append((training["setup_s"], torch_rows(training, mode, rows, options.device, job["threads"])))
         if options.out:
-            append(options.out, results[-1][1])
+            shared.append_rows(options.out, results[-1][1], results[-1][1][0])
     if failure:
         raise failure
 
@@ -492,21 +455,7 @@ def main():
 
 def program():
     """Runs main(). If stdout or the file of rows cannot be written, prints one line."""
-    try:
-        try:
-            status = main()
-        except SystemExit as leaving:
-            status = leaving.code
-        sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
-            raise
-        print(f"compare/pytorch.py: output cannot be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
-        return 1
+    return shared.status_of("compare/pytorch.py", main)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,12 @@ Exit status: 0 done, 1 a failure or a difference, 2 usage, 4 no PyTorch.
 """
 
 import argparse
-import csv
-import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+
+import shared  # in this folder
 
 try:
     import torch
@@ -34,17 +33,13 @@ try:
     from torch.nn import functional
     from torch_training import part, read_safetensors
 except ImportError as error:
-    if {"-h", "--help"}.intersection(sys.argv[1:]):
-        print(__doc__.strip())
-        sys.exit()
-    print(f"compare/resnet_torch.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
-    sys.exit(4)
+    shared.end_without("compare/resnet_torch.py", __doc__, error)
 try:
     from torchvision.models import resnet50
 except ImportError:
     resnet50 = None
 
-PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench"
+fail = shared.failing("compare/resnet_torch.py")
 LOSS, GRADIENT, STATISTIC, RATIO, SLACK = 1e-5, 1e-3, 1e-5, 1.5, 1e-2
 # Width of the first convolution; blocks and width of each stage; options of fdsl-bench for a step
 MODELS = {"resnet-micro": (8, ((2, 8), (1, 16)), ["--data", "digits", "--train-size", "33", "--batch", "33"]),
@@ -53,11 +48,6 @@ MODELS = {"resnet-micro": (8, ((2, 8), (1, 16)), ["--data", "digits", "--train-s
 # Modes of PyTorch, and the mode of torch.compile
 MODES = {"eager": None, "compile": "default", "compile-graphs": "reduce-overhead"}
 STEPS, REPEATS = 30, 5
-
-
-def fail(message, status=1):
-    print(f"compare/resnet_torch.py: {message}", file=sys.stderr)
-    sys.exit(status)
 
 
 class Bottleneck(nn.Module):
@@ -109,14 +99,7 @@ def network(model, channels, classes):
 
 def run(options, arguments):
     """Runs fdsl-bench. Returns its rows."""
-    command = [options.bench, "--variant", options.variant, "--model", options.model, "--format", "csv", *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as reason:
-        fail(f"{options.bench}: {reason.strerror}; build it, or name it with --bench", 2)
-    if done.returncode:
-        fail(done.stderr.strip())
-    return list(csv.DictReader(done.stdout.splitlines()))
+    return shared.run_bench(fail, [options.bench, "--variant", options.variant, "--model", options.model, "--format", "csv", *arguments])
 
 
 # ---- One step ----
@@ -256,7 +239,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", help="training variant of fdsl-bench (default train-naive; with --speed train-resnet)")
     parser.add_argument("--model", help="resnet-micro or resnet50 (default resnet-micro; with --speed resnet50)")
-    parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
+    parser.add_argument("--bench", default=shared.PROGRAM, help="path of fdsl-bench")
     parser.add_argument("--fault", action="store_true", help="change a tap in PyTorch, to see that the check of a step fails")
     parser.add_argument("--speed", action="store_true", help="compare the speed of training instead of a step")
     parser.add_argument("--modes", default="eager,compile", help=f"of PyTorch, with --speed: {', '.join(MODES)} (default eager,compile)")

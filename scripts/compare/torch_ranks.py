@@ -43,10 +43,10 @@ def start(command, **more):
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def torchrun(ranks, job):
-    """Returns the command that starts torchrun, which finds a free port itself."""
+def torchrun(ranks, *words):
+    """Returns the command that starts torchrun with a script and its arguments. torchrun finds a free port itself."""
     return [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
-            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", __file__, str(job)]
+            "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", *words]
 
 
 def environment(threads):
@@ -98,7 +98,7 @@ def train(job, ranks):
     (path / "job.json").write_text(json.dumps({**job, "folder": str(path)}))
     with tempfile.NamedTemporaryFile("w+", prefix="fdsl-ddp-", suffix=".log", delete=False) as log:
         try:
-            done = start(torchrun(ranks, path / "job.json"), env=environment(job["threads"]), stdin=subprocess.DEVNULL, stdout=log,
+            done = start(torchrun(ranks, __file__, str(path / "job.json")), env=environment(job["threads"]), stdin=subprocess.DEVNULL, stdout=log,
                          stderr=subprocess.STDOUT)
         except BaseException:
             os.unlink(log.name)

@@ -17,6 +17,7 @@ Each step's samples are divided among the ranks without overlap. The order of th
 
 import contextlib
 import json
+import math
 import pathlib
 import time
 
@@ -66,6 +67,30 @@ def read_data(path):
 
 def part(tensors, prefix):
     return {name[len(prefix):]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def worst(mine, theirs):
+    """Returns the largest relative distance between a tensor of one program and the same tensor of the other, and the
+    tensor's name."""
+    distances = []
+    for name, tensor in theirs.items():
+        norm, off = tensor.double().norm().item(), (mine[name].double() - tensor.double()).norm().item()
+        distances.append((off / norm if norm else off, name))
+    return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
+
+
+def step_errors(parameters, loss, step, update, chosen=lambda name, values: values):
+    """Compares a step of PyTorch with a step that fdsl-bench exported. update() updates `parameters` ({name: parameter}) by their
+    gradients. Returns the relative error of the loss, and the largest ones of gradients and of updates, each with its tensor.
+    Of updates, chosen(name, values) are compared. They are relative to the update, because Adam's update has about the size of
+    the learning rate for any gradient."""
+    loss.backward()
+    gradients = worst({name: parameter.grad for name, parameter in parameters.items()}, part(step, "gradient."))
+    update()
+    before, after = part(step, "before."), part(step, "after.")
+    updates = worst({name: chosen(name, parameter.detach() - before[name]) for name, parameter in parameters.items()},
+                    {name: chosen(name, after[name] - before[name]) for name in before})
+    return abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30), gradients, updates
 
 
 class Net(torch.nn.Module):

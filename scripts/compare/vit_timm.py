@@ -31,22 +31,19 @@ import csv
 import json
 import math
 import pathlib
-import subprocess
 import sys
 import tempfile
+
+import shared  # in this folder
 
 try:
     import numpy
     import torch
     from torch import nn
     from torch.nn import functional
-    from torch_training import part, read_safetensors
+    from torch_training import part, read_safetensors, step_errors
 except ImportError as error:
-    if {"-h", "--help"}.intersection(sys.argv[1:]):
-        print(__doc__.strip())
-        sys.exit()
-    print(f"compare/vit_timm.py: {error}; install PyTorch and NumPy (python3-torch, python3-numpy)", file=sys.stderr)
-    sys.exit(4)
+    shared.end_without("compare/vit_timm.py", __doc__, error)
 try:
     from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 except ImportError:
@@ -56,7 +53,7 @@ try:
 except ImportError:  # timm is too old, or not installed
     param_groups_layer_decay = None
 
-PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "fdsl-bench"
+fail = shared.failing("compare/vit_timm.py")
 LOSS, GRADIENT, STEP = 1e-5, 1e-5, 1e-3
 PICTURES = ["--data", "synth", "--res", "224", "--classes", "10", "--train-size", "3", "--batch", "3"]
 # Image size, channels, size of a patch, width, blocks, heads; options of fdsl-bench for samples of this size
@@ -157,23 +154,13 @@ def write_safetensors(path, tensors):
     pathlib.Path(path).write_bytes(len(text).to_bytes(8, "little") + text + values)
 
 
-def fail(message, status=1):
-    print(f"compare/vit_timm.py: {message}", file=sys.stderr)
-    sys.exit(status)
-
-
 def fdsl_step(options, model, optimizer, loss, net, folder):
     """Returns the first step of fdsl-bench from the parameters of `net`, and its row."""
     write_safetensors(f"{folder}/begin.safetensors", dict(net.named_parameters()))
     command = [options.bench, "--variant", options.variant, "--model", model, "--epochs", "1", "--test-size", "2", "--format", "csv",
                "--init", f"{folder}/begin.safetensors", "--export-step", f"{folder}/step"] + MODELS[model][1] + OPTIMIZERS[optimizer] + LOSSES[loss][0]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as reason:
-        fail(f"{options.bench}: {reason.strerror}; build it, or name it with --bench", 2)
-    if done.returncode:
-        fail(done.stderr.strip())
-    return read_safetensors(f"{folder}/step"), list(csv.DictReader(done.stdout.splitlines()))[0]
+    rows = shared.run_bench(fail, command)
+    return read_safetensors(f"{folder}/step"), rows[0]
 
 
 def layers_after(name, blocks):
@@ -196,17 +183,9 @@ def optimizer_of(net, row):
     return torch.optim.AdamW(groups, *constants)
 
 
-def worst(mine, theirs, skips=False):
-    """Returns the largest relative distance between a tensor of one program and the same tensor of the other, and the tensor's
-    name. With `skips`, leaves out the biases of keys."""
-    distances = []
-    for name, tensor in theirs.items():
-        one, other = mine[name].double().flatten(), tensor.double().flatten()
-        if skips and name.endswith("qkv.bias"):
-            one, other = (torch.cat([values.chunk(3)[0], values.chunk(3)[2]]) for values in (one, other))
-        norm, off = other.norm().item(), (one - other).norm().item()
-        distances.append((off / norm if norm else off, name))
-    return max(distances, key=lambda distance: (math.isnan(distance[0]), distance[0]))
+def without_keys(name, values):
+    """Leaves out the biases of keys, whose gradients are zero except for rounding."""
+    return torch.cat([values.chunk(3)[0], values.chunk(3)[2]]) if name.endswith("qkv.bias") else values
 
 
 def check(options, model, optimizer, loss_name):
@@ -214,7 +193,7 @@ def check(options, model, optimizer, loss_name):
     net = network(model, 10)
     with tempfile.TemporaryDirectory() as folder:
         step, row = fdsl_step(options, model, optimizer, loss_name, net, folder)
-    before, after, gradients = (part(step, prefix) for prefix in ("before.", "after.", "gradient."))
+    before = part(step, "before.")
     arrived = all(torch.equal(before[name], tensor) for name, tensor in net.named_parameters())
     net.load_state_dict(before)  # the names and shapes must be the same
     for name, factors in part(step, "factor.").items():
@@ -223,15 +202,15 @@ def check(options, model, optimizer, loss_name):
     if options.fault:
         net.norm.bias.data[3] += 1e-2
     torch_step = optimizer_of(net, row)
+
+    def update():
+        if row["clip_norm"]:
+            nn.utils.clip_grad_norm_(net.parameters(), float(row["clip_norm"]))
+        torch_step.step()
+
     loss = LOSSES[loss_name][1](net(step["inputs"]), step["targets"])
-    loss.backward()
-    loss_off = abs(loss.item() - step["loss"].item()) / max(step["loss"].item(), 1e-30)
-    off, tensor = worst({name: parameter.grad for name, parameter in net.named_parameters()}, gradients)
-    if row["clip_norm"]:
-        nn.utils.clip_grad_norm_(net.parameters(), float(row["clip_norm"]))
-    torch_step.step()
-    step_off, step_tensor = worst({name: parameter.detach() - before[name] for name, parameter in net.named_parameters()},
-                                  {name: after[name] - before[name] for name in before}, optimizer != "sgd")
+    loss_off, (off, tensor), (step_off, step_tensor) = step_errors(
+        dict(net.named_parameters()), loss, step, update, *([without_keys] if optimizer != "sgd" else []))
     fine = arrived and loss_off <= LOSS and off <= GRADIENT and step_off <= STEP
     print(f"{options.variant:12} {model:9} {optimizer:6} {loss_name:6} parameters {'the same' if arrived else 'CHANGED'}  loss {loss_off:8.1e}  "
           f"gradients {off:8.1e} ({tensor})  step {step_off:8.1e} ({step_tensor})  {'ok' if fine else 'DIFFERS'}")
@@ -240,12 +219,6 @@ def check(options, model, optimizer, loss_name):
 
 # Options of the step before --export, whose parameters differ visibly from those before it
 STEP_OPTIONS = ["--classes", "10", "--epochs", "1", "--train-size", "4", "--test-size", "2", "--batch", "4", "--optimizer", "sgd", "--lr", "0.01", "--out-res"]
-
-
-def run(options, arguments):
-    done = subprocess.run([options.bench, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        fail(done.stderr.strip())
 
 
 def write_images(folder, size):
@@ -262,7 +235,7 @@ def write_images(folder, size):
 
 def logits_of(options, checkpoint, arguments, folder, images):
     """Returns the logits of fdsl-bench up to a constant per image: the logarithms of the probabilities."""
-    run(options, ["--variant", options.variant, "--checkpoint", checkpoint, "--test-data", f"{folder}/images", "--loops", "1", "--top", "10",
+    shared.run_bench(fail, [options.bench, "--variant", options.variant, "--checkpoint", checkpoint, "--test-data", f"{folder}/images", "--loops", "1", "--top", "10",
                   "--predictions", f"{folder}/predictions.csv", *arguments])
     with open(f"{folder}/predictions.csv", encoding="utf-8", newline="") as file:
         rows = {row["key"]: row for row in csv.DictReader(file)}
@@ -302,7 +275,7 @@ def check_logits(options, name):
         if options.fault:
             timm_net.pos_embed.data[0, 3, 0] += 0.1
         theirs_off = logits_off(mine, timm_net, images)
-        run(options, ["--variant", options.variant.replace("infer", "train"), "--model", model, "--init", f"{folder}/timm.pth.tar",
+        shared.run_bench(fail, [options.bench, "--variant", options.variant.replace("infer", "train"), "--model", model, "--init", f"{folder}/timm.pth.tar",
                       "--data", f"{folder}/images", "--mean", "0.5", "--std", "0.25", "--export", f"{folder}/ours.safetensors",
                       *STEP_OPTIONS, str(size), "--channels", "1"])
         timm_net.load_state_dict(read_safetensors(f"{folder}/ours.safetensors"))
@@ -319,7 +292,7 @@ def main():
     parser.add_argument("--models", help="models, separated by commas (default vit-micro,vit-tiny, with --logits vit-large,vit-tiny:160)")
     parser.add_argument("--logits", action="store_true", help="compare logits instead of a training step")
     parser.add_argument("--bound", type=float, default=1e-4, help="bound of --logits (default 1e-4; for infer-vit, which computes in bf16, 0.05)")
-    parser.add_argument("--bench", default=PROGRAM, help="path of fdsl-bench")
+    parser.add_argument("--bench", default=shared.PROGRAM, help="path of fdsl-bench")
     parser.add_argument("--fault", action="store_true", help="change one parameter in PyTorch, to see that the check fails")
     options = parser.parse_args()
     options.variant = options.variant or ("infer-omp" if options.logits else "train-omp")

@@ -6,7 +6,7 @@ import statistics
 
 from devices import Devices, Missing, about_yours, device_of
 from learning import JOB as TRAINING_JOB
-from plot import HEIGHT, Plot, count_words, micros_words, short_device, shortened, text_px
+from plot import HEIGHT, Plot, count_words, micros_words, scaled, short_device, shortened, text_px
 from rows import DEFAULTS, newest, of_one_job, sweep_of
 
 ROW_PX = 22  # height of a bar
@@ -50,6 +50,7 @@ def of_device(row):
 
 # A bound's colour, its name in the legend, and the unit of its peak rate.
 BOUNDS = {"compute": (6, "FLOPs", "FLOP/s"), "memory": (5, "memory bandwidth", "B/s"), "bus": (3, "bus bandwidth", "B/s")}
+PEAKS = ((1e9, " M", 1e6), (1e12, " G", 1e9), (1e15, " T", 1e12), (float("inf"), " P", 1e15))
 WORKLOADS = ("synth", "load", "train", "infer")
 
 
@@ -69,7 +70,7 @@ def roofline(measured):
     for device, _, whose in devices.names():
         plot.add_group(f"{shortened(short_device(device[2]), 60)} ({whose})")
         for row in sorted((row for (at, _), row in best.items() if at == device),
-                          key=lambda row: (WORKLOADS.index(row["schema"].split("/")[0]), -row["roofline_share"])):
+                          key=lambda row: (WORKLOADS.index(row.workload), -row["roofline_share"])):
             plot.add_bar(BOUNDS[row["bound"]], 100 * row["roofline_share"], roofline_words(row), row["variant"])
     plot.finish(BOUNDS.values(), "limited by", 55)
     plot.caption = ["Minimum time of a run's work at peak rates, divided by the run's median time; 100 % is the upper bound "
@@ -81,15 +82,8 @@ def roofline(measured):
 def roofline_words(row):
     peak = row["peak_flops_per_s"] if row["bound"] == "compute" else row["peak_bytes_per_s"]
     least_us = row["roofline_share"] * row.micros("time_median_s")
-    return (f"{100 * row['roofline_share']:.3g} % of {rate_words(peak)}{BOUNDS[row['bound']][2]}, {micros_words(least_us)}"
+    return (f"{100 * row['roofline_share']:.3g} % of {scaled(peak, PEAKS)}{BOUNDS[row['bound']][2]}, {micros_words(least_us)}"
             + ", not settled" * row.unsettled)
-
-
-def rate_words(value):
-    for limit, prefix, scale in ((1e9, " M", 1e6), (1e12, " G", 1e9), (1e15, " T", 1e12), (float("inf"), " P", 1e15)):
-        if value < 0.9995 * limit:
-            return f"{value / scale:.3g}{prefix}"
-    return ""
 
 
 # ---- Images per second that loaders decode and resize, from rows of load and of scripts/compare/loading.py --decode ----

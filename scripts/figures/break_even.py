@@ -16,7 +16,7 @@ import socket
 import sys
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
-from devices import SLOTS as SHARED_SLOTS, Missing  # noqa: E402
+from devices import SLOTS as SHARED_SLOTS, Missing, caveats  # noqa: E402
 from plot import Failed, Plot, exit_status, number_words, short_device, x_axis, y_axis_from_zero  # noqa: E402
 from rows import read_file, stands_for_run, sweep_of  # noqa: E402
 
@@ -303,18 +303,14 @@ def figure(measured):
         plot.legend += [(0, group)] * bool(mine)
         for source, points in sorted(mine.items(), key=lambda item: -max(map(rate, item[1].values()))):
             plot.add_series(style_of(source), source.name, [(step, share_of_limit(points[step])) for step in sorted(points)])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **y_axis_from_zero([y for points in plot.blocks for _, y in points], number_words),
+    plot.variables = {**y_axis_from_zero([y for points in plot.blocks for _, y in points], number_words),
                       **x_axis(min(steps) / 1.3, max(steps) * 1.3, steps)}
-    unverified = sorted({row["variant"] for row in shown if row["verified"] != "yes"})
-    unsettled = sorted({row["variant"] for row in shown if row.unsettled})
     plot.caption = [f"Batch {batch:.0f}. A step of calibrated duration on the GPU consumes each batch while the next ones are "
                     "generated or read. Share: mean images per second, divided by batch / step time. At 100 % the GPU never waits, "
                     "and the source of the images makes no difference.",
                     f"{device_words(shown)} ({'your rows' if shown[0].source == 'yours' else 'reference rows'}, "
                     f"host {shown[0]['host']}, revision {', '.join(sorted({row['revision'] for row in shown} - {''}))})."
-                    + (f" Not verified: {', '.join(unverified)}." if unverified else "")
-                    + (f" Not settled: {', '.join(unsettled)}." if unsettled else "")]
+                    + "".join(f" {text.capitalize()}: {', '.join(names)}." for text, names in caveats(shown) if names)]
     return plot
 
 

@@ -2,7 +2,7 @@
 
 import collections
 
-from plot import HEIGHT, short_device, wrap
+from plot import HEIGHT, micros_words, short_device, wrap
 
 # Slots of plots/common.gp: the colour and point of a variant. Loaders and generators are in different figures, so they may
 # share slots. files-omp looks like files, and shards-omp like shards-mmap. Third-party loaders are gray or have slot 4. In
@@ -41,7 +41,7 @@ def yours_of(rows):
 
 def counted(rows):
     """Returns '1 row of synth', '12 rows of synth, load and train'."""
-    *first, last = dict.fromkeys(row["schema"].split("/")[0] for row in rows)
+    *first, last = dict.fromkeys(row.workload for row in rows)
     names = f"{', '.join(first)} and {last}" if first else last
     return f"{len(rows)} row{'s' if rows[1:] else ''} of {names}"
 
@@ -139,6 +139,14 @@ class Devices:
             whose = "yours" if source == "yours" else "reference"
             yield device, wrap(short_device(name), 190, 11), whose + (f", {host}" if count[name] > 1 else "")
 
+    def add_lines(self, plot, lines, label_of, point_of, order):
+        """Adds the lines (lists of rows) of each device, in the order of order(first row), below the names of the device."""
+        for device, name, whose in self.names():
+            plot.legend += [(0, text) for text in name] + [(0.5, whose)]
+            for rows in sorted((rows for rows in lines if device_of(rows[0]) == device), key=lambda rows: order(rows[0])):
+                plot.add_series(self.style(rows[0]), label_of(rows[0]), list(map(point_of, rows)))
+                plot.rings += [point_of(row)[:2] for row in rows if row.unsettled]
+
     def caption(self):
         """Returns sentences with full device names, revisions and caveats."""
         texts = [self.about(device) for device in self.groups]
@@ -156,15 +164,50 @@ class Devices:
         rows = self.rows[device]
         threads = sorted({int(threads_per_rank(row)) for row in rows if not on_gpu})
         revisions = sorted({row["revision"] for row in rows} - {""})
-        unverified = sorted({row["variant"] for row in rows if row["verified"] != "yes"})
         throttled = sorted({row["variant"] for row in rows if row.get("throttled")})
-        unsettled = sorted({row["variant"] for row in rows if row.unsettled})
         return (f"{name}{', ' + threads_words(threads) if threads else ''} "
                 f"({'your rows' if source == 'yours' else 'reference rows'}, host {host}, "
                 f"revision {', '.join(revisions[:3]) or 'unknown'}{' …' if revisions[3:] else ''}"
-                + (f", not verified: {', '.join(unverified)}" if unverified else "")
-                + (f", not settled: {', '.join(unsettled)}" if unsettled else "")
-                + (f", throttled: {', '.join(throttled)}" if throttled else "") + ")")
+                + "".join(f", {text}: {', '.join(names)}" for text, names in [*caveats(rows), ("throttled", throttled)] if names) + ")")
+
+
+def best_lines(rows, key_of, x, above=0):
+    """Returns one line per device and variant, in order of the column x. key_of(row) returns what the points of a line share, and
+    begins with device and variant. Leaves out lines without an x above `above`. Prefers the line with the most points, then the newest."""
+    lines, best = collections.defaultdict(dict), {}
+    for row in sorted(rows, key=lambda row: row["time_utc"]):
+        lines[key_of(row)][row[x]] = row
+    def worth(points):
+        return len(points), max(row["time_utc"] for row in points.values())
+    for (device, variant, *_), points in lines.items():
+        if max(points) > above and worth(points) >= worth(best.get((device, variant), points)):
+            best[device, variant] = points
+    return [[points[at] for at in sorted(points)] for points in best.values()]
+
+
+def series_over(rows, x, line_of, combination_of, preferred):
+    """Returns lists of rows in order of column x, one list per value of line_of(row). If the rows of a line have several values of
+    combination_of(row), takes the one with the most points, then the one with the row that has the highest preferred(row)."""
+    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for row in rows:
+        points = groups[line_of(row)][combination_of(row)]
+        if row[x] not in points or points[row[x]]["time_utc"] <= row["time_utc"]:
+            points[row[x]] = row
+    best = [max(lines.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
+            for lines in groups.values()]
+    return [[points[at] for at in sorted(points)] for points in best]
+
+
+def dot(x, row, words):
+    """Returns a point of a figure of dots: position, median, minimum and 95th percentile, the median as text, and `words`."""
+    median = row.micros("time_median_s")
+    return x, median, row.micros("time_min_s"), row.micros("time_p95_s"), micros_words(median), words
+
+
+def caveats(rows):
+    """Returns [(text, names of variants)]: those that are not verified, and those that did not settle."""
+    return [(text, sorted({row["variant"] for row in rows if applies(row)})) for text, applies in (
+        ("not verified", lambda row: row["verified"] != "yes"), ("not settled", lambda row: row.unsettled))]
 
 
 def threads_per_rank(row):

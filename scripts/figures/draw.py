@@ -14,10 +14,8 @@ If a figure has no data, the program skips it and prints the command that measur
 1 gnuplot failed or a file could not be written, 2 usage or invalid input file, 4 gnuplot is missing.
 """
 
-import argparse
 import contextlib
 import difflib
-import pathlib
 import sys
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
@@ -34,7 +32,7 @@ import pipeline  # noqa: E402
 import pretraining  # noqa: E402
 import scaling  # noqa: E402
 from devices import Missing  # noqa: E402
-from plot import FORMATS, ROOT, Failed, draw, exit_status, need_gnuplot, shown_path  # noqa: E402
+from plot import FORMATS, Failed, draw, exit_status, folder_arguments, need_gnuplot, shown_path, with_folders  # noqa: E402
 from rows import Measured  # noqa: E402
 
 # A figure is a function that takes all rows (Measured, in rows.py) and returns a Plot (plot.py). Without
@@ -83,19 +81,11 @@ MODELS = {"pretraining_tiny": "deit_tiny_patch16_224", "pretraining_base": "deit
 
 
 def read_arguments(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     usage=argparse.SUPPRESS, add_help=False)
+    parser = folder_arguments()
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "results")
-    parser.add_argument("--reference", type=pathlib.Path, default=ROOT / "results/reference")
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/plots")
     parser.add_argument("--commands", action="store_true")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("-h", "--help", action="store_true")
-    given = parser.parse_args(arguments)
-    given.out = (given.out or given.results / "plots").resolve()
-    given.work = given.work.resolve()
+    given = with_folders(parser.parse_args(arguments), "plots")
     for name in given.names:
         if name not in FIGURES:
             near = difflib.get_close_matches(name, FIGURES, 1)

@@ -7,8 +7,7 @@ import statistics
 
 import pretraining
 from devices import Missing, about_yours, counted, device_of, yours_of
-from generating import PAPER
-from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis, y_axis_from_zero
+from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis
 from rows import DEFAULTS, sweep_of
 
 COMMAND = "scripts/compare/live_training.sh DIR results/live_training.csv"
@@ -96,8 +95,7 @@ def training_time(measured):
         plot.legend.append((0.75, f"{images(line[-1]) / line[-1]['trained_s']:,.0f} images/s after opening"))
     points = [point for block in plot.blocks for point in block]
     x_high = 1.02 * max(x for x, _ in points)
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(max(y for _, y in points)),
-                      **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
+    plot.variables = {"y_high": nice_above(max(y for _, y in points)), **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
     share = live["generate_share"]
     plot.caption = [
         f"Time from opening the data (including initial reading or generation) to the end of each epoch, without tests. "
@@ -198,13 +196,7 @@ def training_rates(measured, model):
             (ranks, *(of([row["items_per_s"] for row in line[ranks]]) for of in (statistics.median, min, max)))
             for ranks in sorted(line)])
     add_pytorch(plot, measured, network, row["device"])
-    plot.legend.append((0, PAPER))
-    for style, series, words in ((loaded, "LOAD", "loaded (LOAD)"), (generated, "BAT", "generated (BAT)")):
-        plot.add_series(style, words, [(gpus, rate, rate, rate) for gpus, rate in measured.published_series("training")[f"{series}+{paper}"]])
-    xs = [x for block in plot.blocks for x, *_ in block]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
-                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+    pretraining.add_published(plot, measured, {f"LOAD+{paper}": loaded, f"BAT+{paper}": generated})
     plot.caption = [
         f"{row['variant']}, batch {row['batch'] / row['ranks']:.0f} per GPU, images of 224² pixels. JPEG images are decoded and cut out "
         f"anew in each epoch. {row['device']} ({'your rows' if row.source == 'yours' else 'reference rows'}, host {row['host']}, revision "

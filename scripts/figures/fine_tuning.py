@@ -6,7 +6,6 @@ return values.
 """
 
 import collections
-import pathlib
 import statistics
 import sys
 
@@ -14,7 +13,7 @@ sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 from devices import Devices, Missing, about_yours, device_of  # noqa: E402
 from learning import JOB, data_name, error_percent  # noqa: E402
 from plot import Plot, count_words, exit_status, log_range, log_ticks, number_words, ticks_125, x_axis  # noqa: E402
-from rows import BadInput, measured_row, need_columns, option_words, read_csv  # noqa: E402
+from rows import BadInput, measured_row, need_columns, option_words, read_csv, read_subfolders  # noqa: E402
 
 COMMAND = "scripts/compare/fine_tuning.sh DIR results/fine_tuning.csv"
 SIZES_MAX = 4
@@ -79,8 +78,7 @@ def figure(measured):
     points = [point for points in plot.blocks for point in points]
     low, high = log_range([value for point in points for value in point[2:]])
     x_low, x_high = min(point[0] for point in points) / 1.3, max(point[0] for point in points) * 1.3
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": "test error (%)",
-                      "x_name": "samples seen (training samples × epochs)",
+    plot.variables = {"y_name": "test error (%)", "x_name": "samples seen (training samples × epochs)",
                       **x_axis(x_low, x_high, ticks_125(x_low, x_high)),
                       **log_ticks(low, min(high, 100), number_words)}
     row, counts = shown[0], sorted({len({row["seed"] for row in rows}) for rows in lines.values()})
@@ -163,9 +161,8 @@ class Sets:
 
 def sets_figure(measured):
     """Plots the test error after fine-tuning: one group per set, one dot per size of the training set."""
-    files = [(source == "yours", rows) for source, folder in (("yours", measured.results), ("reference", measured.reference))
-             for path in sorted((pathlib.Path(folder) / "formulas").glob("*.csv"))
-             if (rows := read_sets(path, source)) and Sets(rows).tuned]
+    files = [(source == "yours", rows) for source, rows in
+             read_subfolders(measured.results, measured.reference, "formulas", read_sets) if Sets(rows).tuned]
     if not files:
         raise Missing(COMMAND_SETS, needs="an NVIDIA GPU")
     rows = max(files, key=lambda file: (file[0], max(row["time_utc"] for row in file[1])))[1]

@@ -4,7 +4,7 @@ return values."""
 
 import collections
 
-from devices import PUBLISHED, SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
+from devices import PUBLISHED, SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of, dot, series_over
 from plot import (WIDTH, Plot, count_words, linear_ticks, log_range, log_ticks, micros_tick, micros_words, ticks_125, x_axis)
 from rows import DEFAULTS, newest, sweep_of
 
@@ -43,22 +43,6 @@ def preferred(row):
     return (batch <= 256, batch if batch <= 256 else -batch, row["threads"], row["time_utc"])
 
 
-def series_over(rows, x, free):
-    """Returns lists of rows in order of column x, one list per device and variant. If the rows have several combinations of
-    sweep_of() and the `free` columns, takes the combination with the most points, then the combination with the preferred row."""
-    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for row in rows:
-        combination = sweep_of(row) + tuple(row[column] for column in free)
-        points = groups[device_of(row), row["variant"]][combination]
-        if row[x] not in points or points[row[x]]["time_utc"] <= row["time_utc"]:
-            points[row[x]] = row
-    series = []
-    for combinations in groups.values():
-        best = max(combinations.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
-        series.append([best[value] for value in sorted(best)])
-    return series
-
-
 def one_reference(series):
     """Returns the lines without those of further GPUs and CPUs of the reference. Keeps one of each kind: a model of which the
     user has rows, too, or else the one with the most points."""
@@ -86,17 +70,19 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     published code on an H200."""
     plot = Plot(title)
     candidates = paper_rows(measured, IN_FIGURES, measured.sweeps, **fixed)
-    ours = one_reference(series_over(candidates, x, free))
+    ours = one_reference(series_over(candidates, x, lambda row: (device_of(row), row["variant"]),
+                                     lambda row: sweep_of(row) + tuple(row[column] for column in free), preferred))
     devices = Devices([row for points in ours for row in points])
-    add_ours(plot, devices, ours, x)
+    devices.add_lines(plot, ours, lambda row: row["variant"] + (f", batch {row['batch']:.0f}" if x != "batch" else ""),
+                      lambda row: (row[x], *map(row.micros, ("time_median_s", "time_min_s", "time_p95_s"))),
+                      lambda row: SLOTS[row["variant"]])
     add_published(measured, plot, figure)
     if figure == "batchsize":
         add_published_code(measured, plot)
     if not plot.blocks:
         raise Missing(command, measured.rows)
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, **log_ticks(low, high, micros_tick),
-                      **axis_of([at for points in plot.blocks for at, *_ in points], x)}
+    plot.variables = {**log_ticks(low, high, micros_tick), **axis_of([at for points in plot.blocks for at, *_ in points], x)}
     plot.caption = [f"{caption} {ERROR_BARS}"] + devices.caption()
     if not ours:
         plot.caption.append("Published points only; there are no rows.")
@@ -104,19 +90,6 @@ def lines_plot(measured, title, figure, x, fixed, free, command, caption):
     plot.notes += about_yours(measured.rows, newest(candidates), shown, free, command)
     plot.add_rings()
     return plot
-
-
-def add_ours(plot, devices, ours, x):
-    """Adds series and legend, device by device."""
-    for device, name, whose in devices.names():
-        plot.legend += [(0, line) for line in name] + [(0.5, whose)]
-        for points in sorted((points for points in ours if device_of(points[0]) == device),
-                             key=lambda points: SLOTS[points[0]["variant"]]):
-            label = points[0]["variant"] + (f", batch {points[0]['batch']:.0f}" if x != "batch" else "")
-            plot.add_series(devices.style(points[0]), label,
-                            [(row[x], *map(row.micros, ("time_median_s", "time_min_s", "time_p95_s")))
-                             for row in points])
-            plot.rings += [(row[x], row.micros("time_median_s")) for row in points if row.unsettled]
 
 
 def add_published(measured, plot, figure):
@@ -176,6 +149,20 @@ STAGES_COMMAND = "./fdsl-bench --variant gbase,mem,rng,bat,fused,omp --verify --
 STAGES_NEEDS = "an NVIDIA GPU; without one, use --variant omp"
 
 
+def add_dots(plot, names, slots, chosen, columns, places, faster, heading=lambda device: []):
+    """Adds a block of dots and legend rows per device of `names` (Devices.names()), with the rows of `chosen` ({(device, column): row})
+    at 1, 2, ... for the columns. `faster` returns the bold text of a row. A group has `places` places. Returns the width of one."""
+    box = 0.74 / places
+    first = -0.37 + box / 2
+    for d, (device, name, whose) in enumerate(names):
+        head, *rest = heading(device) + name + [whose]
+        plot.legend += [(10 + slots[d] + 0.1, head)] + [(0.75, line) for line in rest]
+        rows = [(i, column, chosen[device, column]) for i, column in enumerate(columns) if (device, column) in chosen]
+        plot.blocks.append([dot(1 + i + first + d * box, row, faster(device, column, row)) for i, column, row in rows])
+        plot.rings += [point[:2] for point, (_, _, row) in zip(plot.blocks[-1], rows) if row.unsettled]
+    return box
+
+
 def ladder(measured):
     chosen = best_rows(paper_rows(measured, LADDER, res=512, vertices=1000))
     if not chosen:
@@ -183,17 +170,17 @@ def ladder(measured):
     plot = Plot("Time per image of the paper's variants and fused")
     devices = Devices(list(chosen.values()), 3)
     names = list(devices.names())
-    box = 0.74 / (len(names) + bool(measured.published_code))  # the last place of a group is for the published code
-    first = -0.37 + box / 2
+    dot_slots = [6, 2, 5]
+
+    def faster(device, _, row):
+        base = chosen.get((device, "gbase"))
+        return f"× {base.micros('time_median_s') / row.micros('time_median_s'):.3g}" if base else ""
+
+    # the last place of a group is for the published code
+    box = add_dots(plot, names, dot_slots, chosen, LADDER, len(names) + bool(measured.published_code), faster)
     published = [(1.37 + i - box / 2, 1e6 * min(point["published_s_per_image"] for point in measured.published_code
                                    if point["variant"] == step))
                  for i, step in enumerate(LADDER) if any(p["variant"] == step for p in measured.published_code)]
-    dot_slots = [6, 2, 5]
-    for d, (device, name, whose) in enumerate(names):
-        plot.legend += [(10 + dot_slots[d] + 0.1, line) if i == 0 else (0.75, line) for i, line in enumerate(name + [whose])]
-        plot.blocks.append(ladder_dots(chosen, device, first + d * box))
-        plot.rings += [dot[:2] for dot, step in plot.blocks[-1] if chosen[device, step].unsettled]
-        plot.blocks[-1] = [dot for dot, _ in plot.blocks[-1]]
     plot.blocks += [[(1 + i, step, batches_words(chosen, step)) for i, step in enumerate(LADDER)], published]
     plot.legend += [(61.1, "published code"), (0.75, "on an NVIDIA H200")]
     values = [value for dots in plot.blocks[:-2] for dot in dots for value in dot[1:4]]
@@ -208,20 +195,6 @@ def ladder(measured):
                     + ERROR_BARS] + devices.caption()
     plot.notes += about_yours(measured.rows, [], list(chosen.values()), (), f"{LADDER_COMMAND} (needs {LADDER_NEEDS})")
     return plot
-
-
-def ladder_dots(chosen, device, shift):
-    """Returns ((x, median, low, high, time, speed-up), variant) for each variant of a device."""
-    base = chosen.get((device, "gbase"))
-    dots = []
-    for i, step in enumerate(LADDER):
-        row = chosen.get((device, step))
-        if row:
-            median, p95 = row.micros("time_median_s"), row.micros("time_p95_s")
-            speed_up = base.micros("time_median_s") / median if base else None
-            dots.append(((1 + i + shift, median, row.micros("time_min_s"), p95, micros_words(median),
-                          f"× {speed_up:.3g}" if speed_up else ""), step))
-    return dots
 
 
 def batches_words(chosen, variant):
@@ -263,22 +236,14 @@ def formulas(measured):
     presets = sorted(known, key=lambda preset: (preset not in scripts, known.index(preset)))
     plot = Plot("Time per image of all formulas, beside the published scripts")
     names = list(devices.names())
-    box = 0.74 / (len(names) + 1)  # the last place of a group is for the script
-    first = -0.37 + box / 2
     spare = {True: [6, 3], False: [2, 5]}  # of two GPUs, and of two CPUs
     slots = [spare[device[3]].pop(0) for device, _, _ in names]
-    for d, (device, name, whose) in enumerate(names):
-        variant = "fused" if device[3] else "omp, one core"
-        plot.legend += [(10 + slots[d] + 0.1, variant)] + [(0.75, line) for line in name + [whose]]
-        dots = []
-        for i, preset in enumerate(presets):
-            row = chosen.get((device, preset))
-            if row:
-                x, median = 1 + i + first + d * box, row.micros("time_median_s")
-                faster = f"× {count_words(scripts[preset] / median)}" if preset in scripts else ""
-                dots.append((x, median, row.micros("time_min_s"), row.micros("time_p95_s"), micros_words(median), faster))
-                plot.rings += [(x, median)] * row.unsettled
-        plot.blocks.append(dots)
+
+    def faster(_, preset, row):
+        return f"× {count_words(scripts[preset] / row.micros('time_median_s'))}" if preset in scripts else ""
+
+    box = add_dots(plot, names, slots, chosen, presets, len(names) + 1, faster,  # the last place of a group is for the script
+                   lambda device: ["fused" if device[3] else "omp, one core"])
     published = [(1.37 + i - box / 2, scripts[preset], micros_words(scripts[preset]))
                  for i, preset in enumerate(presets) if preset in scripts]
     plot.blocks += [[(1 + i, formula_of.get(preset, "no row"), preset) for i, preset in enumerate(presets)], published]

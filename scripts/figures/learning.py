@@ -66,17 +66,13 @@ def curves_plot(measured, title, y_name, value, x, about):
     lines = [line for line in lines if device_of(line[0]) in devices.groups]
     if not lines:
         raise Missing(COMMAND, measured.trains)
-    for device, name, whose in devices.names():
-        plot.legend += [(0, text) for text in name] + [(0.5, whose)]
-        for line in sorted((line for line in lines if device_of(line[0]) == device), key=lambda line: devices.order(line[0])):
-            ranks = f", {ranks_words(line[0]['ranks'])}" if line[0]["ranks"] > 1 else ""
-            plot.add_series(devices.style(line[0]), line[0]["variant"] + ranks,
-                            [(x(row), *[value(row)] * 3) for row in line if value(row) is not None])
+    devices.add_lines(plot, [[row for row in line if value(row) is not None] for line in lines],
+                      lambda row: row["variant"] + (f", {ranks_words(row['ranks'])}" if row["ranks"] > 1 else ""),
+                      lambda row: (x(row), *[value(row)] * 3), devices.order)
     low, high = log_range([point[1] for points in plot.blocks for point in points])
     high = min(high, 100) if value is error_percent else high
     shown = [row for line in lines for row in line]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_name": y_name.format(loss=LOSSES.get(*[shown[0].settings["loss"]] * 2)),
-                      **log_ticks(low, high, number_words)}
+    plot.variables = {"y_name": y_name.format(loss=LOSSES.get(*[shown[0].settings["loss"]] * 2)), **log_ticks(low, high, number_words)}
     plot.caption = [f"{about_job(shown[0])} {about}"] + devices.caption()
     candidates = newest(measured.trains, lambda row: (row.source, job_of(row), line_of(row), row["epoch"], row["init"]))
     plot.notes += about_yours(measured.trains, candidates, shown, JOB, COMMAND)
@@ -163,8 +159,7 @@ def steps(measured):
     y_axis = (linear_y_axis(losses, number_words) if max(losses) < LINEAR_BELOW * min(losses) else
               log_ticks(*log_range(losses), number_words))
     last = max(point[0] for points in plot.blocks for point in points)
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "x_name": "training samples seen",
-                      "y_name": "training loss (mean over the steps of a row)", **y_axis,
+    plot.variables = {"x_name": "training samples seen", "y_name": "training loss (mean over the steps of a row)", **y_axis,
                       **x_axis(0, last * 1.02, linear_ticks(0, last * 1.02), log=False)}
     models = sorted({key[1] for key, _ in shown})
     hosts = sorted({f"{row['device']} (host {row['host']}, revision {row['revision']})" for _, rows in shown for row in rows[-1:]})

@@ -4,8 +4,8 @@ import collections
 import math
 import statistics
 
-from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of
-from plot import (INNER_PX, WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, micros_words, x_axis)
+from devices import SLOTS, Devices, Missing, about_yours, add_bar_devices, device_of, dot, series_over
+from plot import INNER_PX, WIDTH, Plot, count_words, log_range, log_ticks, micros_tick, x_axis
 from rows import newest, sweep_of
 
 COMMAND = "scripts/sweep/reference_load.sh DIR results/load.csv"
@@ -52,17 +52,8 @@ def preferred(row):
     return -len(row.given()), row["time_utc"]
 
 
-def series_over(rows, x):
-    """Returns lists of rows in order of column x, one list per device, variant and order. If there are several combinations of
-    the fixed columns, takes the one with the most points, then the one with the preferred row."""
-    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for row in rows:
-        points = groups[device_of(row), row["variant"], order_of(row)][kept_fixed(row)]
-        if row[x] not in points or points[row[x]]["time_utc"] <= row["time_utc"]:
-            points[row[x]] = row
-    best = [max(lines.values(), key=lambda points: (len(points), max(map(preferred, points.values()))))
-            for lines in groups.values()]
-    return [[points[at] for at in sorted(points)] for points in best]
+def line_of(row):
+    return device_of(row), row["variant"], order_of(row)
 
 
 def of_one_size(rows):
@@ -70,7 +61,7 @@ def of_one_size(rows):
     devices, then the size with the most rows, then the size nearest to NEAREST_BYTES."""
     found = collections.defaultdict(set)
     for row in rows:
-        found[row["sample_bytes"]].add((device_of(row), row["variant"], order_of(row), row["threads"], row["cache"]))
+        found[row["sample_bytes"]].add((*line_of(row), row["threads"], row["cache"]))
     def worth(size):
         devices = {device for device, *_ in found[size]}
         return (any(device[0] == "yours" for device in devices), len(devices), len(found[size]),
@@ -83,10 +74,6 @@ def need(measured, rows):
     if not rows:
         raise Missing(COMMAND, measured.loads)
     return Devices(rows, DEVICES, "samples")
-
-
-def shown_by(devices, rows):
-    return [row for row in rows if device_of(row) in devices.groups]
 
 
 # ---- Words -----------------------------------------------------------------------------------------------------
@@ -157,8 +144,7 @@ def lines_plot(measured, plot, devices, lines, candidates, words, axis):
     """Fills in the common parts of line figures. `words` formats the y ticks. `axis` returns the x axis for a list of x values."""
     shown = [row for points in lines for row in points]
     low, high = log_range([value for points in plot.blocks for _, *values in points for value in values])
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **({"series_crossed": plot.crossed} if plot.crossed else {}),
+    plot.variables = {**({"series_crossed": plot.crossed} if plot.crossed else {}),
                       **log_ticks(low, high, words), **axis(sorted({at for points in plot.blocks for at, *_ in points}))}
     plot.caption += devices.caption()
     plot.notes += about_yours(measured.loads, newest(candidates), shown, ("data", "sample_bytes", "threads") + FREE, COMMAND)
@@ -183,7 +169,7 @@ def threads_axis(xs):
 
 def sizes(measured):
     rows = plain_rows(measured, ONE_THREAD + OTHERS, "warm", 1)
-    lines = series_over(rows, "sample_bytes")
+    lines = series_over(rows, "sample_bytes", line_of, kept_fixed, preferred)
     devices = need(measured, [row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
     plot = Plot("Loading: time per sample vs. sample size")
@@ -228,7 +214,7 @@ def threads(measured):
     rows = plain_rows(measured, ALL_THREADS + OTHERS, "warm")
     rows_of_ours = [row for row in rows if row["variant"] in ALL_THREADS]
     chosen = {(device_of(row), row["sample_bytes"]) for row in of_one_size(rows_of_ours)}
-    lines = series_over([row for row in rows if (device_of(row), row["sample_bytes"]) in chosen], "threads")
+    lines = series_over([row for row in rows if (device_of(row), row["sample_bytes"]) in chosen], "threads", line_of, kept_fixed, preferred)
     devices = need(measured, [row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
     plot = Plot("Loading: throughput vs. threads")
@@ -269,7 +255,7 @@ def latency(measured):
                 points = [(1 / (1 - at), *[1e6 * row[f"{call}_{name}_s"]] * 3) for name, at in QUANTILES.items()
                           if row[f"{call}_{name}_s"]]
                 plot.add_series(10 * (devices.groups[device] + 4 * (cache == "cold")) + slot, call, points)
-    shown = shown_by(devices, chosen.values())
+    shown = [row for row in chosen.values() if device_of(row) in devices.groups]
     plot.caption = [f"Latency quantiles over all calls of an epoch of files, one thread. {about_sets(shown)}"]
     lines_plot(measured, plot, devices, [shown], rows, micros_tick,
                lambda _: x_axis(1.6, 1250, [1 / (1 - at) for at in QUANTILES.values()]))
@@ -292,22 +278,17 @@ def dots_plot(plot, devices, groups, slots):
             if rows[b]:
                 files = next((other[b] for at, other in groups if at == device and other[b]
                               and other[b]["variant"] == "files"), None)
-                plot.blocks[b].append(dot(1 + g + (b - (len(slots) - 1) / 2) * box, rows[b], files))
+                words = f"× {files.micros('time_median_s') / rows[b].micros('time_median_s'):.3g}" if files else ""
+                plot.blocks[b].append(dot(1 + g + (b - (len(slots) - 1) / 2) * box, rows[b], words))
                 plot.rings += [plot.blocks[b][-1][:2]] * rows[b].unsettled
     low, high = log_range([value for dots in plot.blocks for _, *values, _, _ in dots for value in values], 1.6)
     plot.blocks += [[(1 + g, row["variant"], order_of(row)) for g, row in enumerate(names)]]
-    device_lines = add_bar_devices(plot, devices, [(device, rows) for device, rows in groups])
+    device_lines = add_bar_devices(plot, devices, groups)
     plot.variables = {"groups": len(groups), "dots": len(slots), "dot_slot": slots,
                       "device_lines": device_lines,
                       **log_ticks(low, log_range([high * 1.3], 1)[1], micros_tick)}
     plot.add_rings()
     return plot
-
-
-def dot(x, row, files):
-    median = row.micros("time_median_s")
-    return (x, median, row.micros("time_min_s"), row.micros("time_p95_s"), micros_words(median),
-            f"× {files.micros('time_median_s') / median:.3g}" if files else "")
 
 
 def by_variant(devices, chosen):
@@ -318,7 +299,7 @@ def by_variant(devices, chosen):
 
 
 def best_rows(rows):
-    return {(device_of(row), row["variant"], order_of(row)): row for row in sorted(rows, key=preferred)}
+    return {line_of(row): row for row in sorted(rows, key=preferred)}
 
 
 TIMES_FILES = "Bold: speed relative to the variant files on the same device"

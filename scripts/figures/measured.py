@@ -44,7 +44,6 @@ Exit status: 0 the pages agree with the rows, 1 they differ or a rate has no row
 """
 
 import argparse
-import errno
 import fnmatch
 import hashlib
 import math
@@ -58,7 +57,7 @@ import tempfile
 
 sys.pycache_prefix = f"{sys.path[0]}/../../build/pycache"
 import break_even  # noqa: E402
-from plot import ROOT, Failed, cannot_write, exit_status, need_gnuplot, short_device, write_whole  # noqa: E402
+from plot import ROOT, Failed, exit_status, need_gnuplot, short_device, write_whole  # noqa: E402
 from rows import Row, read_csv, read_file, read_text, stands_for_run  # noqa: E402
 
 MANUALS, MEASURED = ("README.md", "docs/*.md"), "docs/measured/*.md"
@@ -474,7 +473,7 @@ def check(given):
                 bad += 1
         if given.fix and old != new:
             if not os.access(path, os.W_OK):
-                raise cannot_write(name, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+                raise Failed(f"{name} is read-only; change its permissions, or check without --fix", 1)
             write_whole(path.resolve(), new)
         elif old != new:
             was, now = old.split("\n"), new.split("\n")

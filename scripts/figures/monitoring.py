@@ -28,10 +28,6 @@ PANELS = (  # title, scale, columns with their names, minimum height of the axis
 )
 
 
-def rank_order(rank):
-    return len(rank), rank
-
-
 def runs_of(samples):
     """Splits the samples of one rank into its runs. A new run begins where the time restarts."""
     starts = [i for i, sample in enumerate(samples) if i == 0 or sample["time_s"] < samples[i - 1]["time_s"]]
@@ -53,7 +49,7 @@ def last_run(samples):
     ranks = collections.defaultdict(list)
     for sample in samples:
         ranks[sample["rank"]].append(sample)
-    runs = {rank: runs_of(ranks[rank]) for rank in sorted(ranks, key=rank_order)}
+    runs = {rank: runs_of(ranks[rank]) for rank in sorted(ranks, key=lambda rank: (len(rank), rank))}
     lowest = next(iter(runs.values()))
     begin, end = clock_span(lowest[-1])
     series = collections.defaultdict(list)
@@ -275,8 +271,7 @@ def loaders_over_time(title, source, found, rows):
     titles = [title for title, _, _ in panels] + [RATE_PANEL] * rated
     high = [max(points[1 + p] or 0 for block in plot.blocks for points in block if points[1 + p] != OFF)
             for p in range(len(titles))]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "panels": len(titles), "sampled": len(panels),
-                      "panel_title": titles,
+    plot.variables = {"panels": len(titles), "sampled": len(panels), "panel_title": titles,
                       "panel_high": [100 if title == "GPU use (%)" else nice_above(1.04 * top)
                                      for title, top in zip(titles, high)],
                       "x_high": max(points[-1][0] for points in plot.blocks) or 1}

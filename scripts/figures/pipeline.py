@@ -8,7 +8,7 @@ import statistics
 from devices import Missing, about_yours, device_of
 from learning import about_job
 from plot import Plot, nice_above, short_device, x_axis
-from rows import DEFAULTS
+from rows import DEFAULTS, of_one_job
 
 COMMAND = ("for m in 1 2 4 8 16; do for s in gpipe 1f1b zb-h1; do mpirun --bind-to none -n 2 ./fdsl-bench --variant train-omp "
            "--model cnn-deep --train-size 4096 --batch 1024 --scaling strong --epochs 3 --threads 1 --parallel pipeline "
@@ -22,13 +22,9 @@ MEASURED, FORMULA = 10, 80  # groups of line styles: filled and open points
 def best_job(rows):
     """Returns the rows of one job on one device with one number of stages. Prefers the user's rows, then the job with most
     points, then the newest."""
-    jobs = collections.defaultdict(list)
-    for row in rows:
-        jobs[(device_of(row), row["variant"], row["threads"], row["stages"]) + tuple(row.settings[column] for column in JOB)].append(row)
-    def worth(job):
-        return (any(row.source == "yours" for row in job), len({(row["schedule"], row["microbatches"]) for row in job}),
-                max(row["time_utc"] for row in job))
-    return max(jobs.values(), key=worth, default=[])
+    def job_of(row):
+        return (device_of(row), row["variant"], row["threads"], row["stages"], *(row.settings[column] for column in JOB))
+    return of_one_job(rows, job_of, lambda job: len({(row["schedule"], row["microbatches"]) for row in job}))
 
 
 def points_of(rows, schedule, column):
@@ -54,8 +50,7 @@ def figure(measured):
         for points, schedules in lines.items():
             plot.add_series(group + SLOTS[schedules[-1]], f"{' and '.join(schedules)}, {word}", list(points))
     micros = sorted({row["microbatches"] for row in rows})
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      "percent_high": nice_above(max(value for points in plot.blocks for _, *values in points for value in values)),
+    plot.variables = {"percent_high": nice_above(max(value for points in plot.blocks for _, *values in points for value in values)),
                       **x_axis(micros[0] / 1.2, micros[-1] * 1.2, micros)}
     plot.caption = [f"{about_job(row, OF_PIPELINE)} Measured: median of the epochs, mean over the stages; whiskers: minimum and maximum. "
                     "Formula: for stages of equal cost and messages that take no time."]

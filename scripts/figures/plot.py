@@ -3,6 +3,7 @@
 plots/common.gp documents the variables.
 """
 
+import argparse
 import contextlib
 import errno
 import math
@@ -81,29 +82,28 @@ def ranks_words(ranks):
     return f"{ranks:.0f} rank{'s' * (ranks != 1)}"
 
 
+# (limit, unit, scale): a value below the limit is divided by the scale, and followed by the unit.
+MICROS = ((1, " ns", 1e-3), (1e3, " µs", 1), (1e6, " ms", 1e3), (math.inf, " s", 1e6))
+COUNTS = ((1e3, "", 1), (1e6, " k", 1e3), (1e9, " M", 1e6), (1e12, " G", 1e9), (math.inf, " T", 1e12))
+
+
+def scaled(value, units, form="{:.3g}".format):
+    """Formats a value with the first of the units whose limit is larger."""
+    return next((form(value / scale) + unit for limit, unit, scale in units if value < 0.9995 * limit), "")
+
+
 def micros_words(us):
     """Formats a time given in µs with three significant digits and a unit."""
-    for limit, unit, scale in ((1, "ns", 1e-3), (1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
-        if us < 0.9995 * limit:
-            value = us / scale
-            return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f} {unit}"
-    return ""
+    return scaled(us, MICROS, lambda value: f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}")
 
 
 def micros_tick(us):
     """Formats a time given in µs for a tick, without trailing zeros."""
-    for limit, unit, scale in ((1, "ns", 1e-3), (1e3, "µs", 1), (1e6, "ms", 1e3), (math.inf, "s", 1e6)):
-        if us < 0.9995 * limit:
-            return f"{us / scale:.3g} {unit}"
-    return ""
+    return scaled(us, MICROS)
 
 
 def count_words(value):
-    for limit, prefix, scale in ((1e3, "", 1), (1e6, " k", 1e3), (1e9, " M", 1e6), (1e12, " G", 1e9),
-                                 (math.inf, " T", 1e12)):
-        if value < 0.9995 * limit:
-            return f"{value / scale:.3g}{prefix}"
-    return ""
+    return scaled(value, COUNTS)
 
 
 # ---- Axes ------------------------------------------------------------------------------------------------------
@@ -216,6 +216,7 @@ class Plot:
                   "left": self.left, "right": self.right, "top": self.top, "bottom": bottom, "captions": len(lines),
                   "caption": lines, "legends": len(self.legend), "legend_text": [text for _, text in self.legend],
                   "legend_style": [style for style, _ in self.legend], "legend_y": self.legend_ys(), "ring_block": 0,
+                  **({"series": len(self.styles), "series_style": self.styles} if self.styles else {}),
                   **self.variables}
         return "".join(assignment(name, value) for name, value in values.items())
 
@@ -257,10 +258,6 @@ class Failed(Exception):
         self.status = status
 
 
-def cannot_write(path, error):
-    return Failed(f"{path} cannot be written: {error.strerror}; free some space, or choose another folder")
-
-
 @contextlib.contextmanager
 def appears_whole(path, temporary):
     """Renames `temporary`, which the `with` block writes, to `path` if the block succeeds; removes it otherwise."""
@@ -270,7 +267,7 @@ def appears_whole(path, temporary):
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise cannot_write(path, error) from None
+        raise Failed(f"{path} cannot be written: {error.strerror}; free some space, or choose another folder") from None
     finally:
         with contextlib.suppress(OSError):  # report the first error only
             temporary.unlink(missing_ok=True)
@@ -344,6 +341,23 @@ def draw(name, plot, out, work, formats=FORMATS, commands=False):
     make_folder(out)
     for kind in formats:
         run_gnuplot(name, kind, work, out / f"{name}.{kind}")
+
+
+def folder_arguments():
+    """Returns a parser of the options of folders and of --help, which draw.py and report.py share."""
+    parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "results")
+    parser.add_argument("--reference", type=pathlib.Path, default=ROOT / "results/reference")
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/plots")
+    parser.add_argument("-h", "--help", action="store_true")
+    return parser
+
+
+def with_folders(given, out):
+    """Completes parsed options: `out` is the default of --out, below --results."""
+    given.out, given.work = (given.out or given.results / out).resolve(), given.work.resolve()
+    return given
 
 
 def need_gnuplot():

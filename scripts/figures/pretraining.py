@@ -2,13 +2,12 @@
 values."""
 
 import collections
-import pathlib
 import statistics
 
 from devices import Missing
 from generating import PAPER
 from plot import Plot, linear_ticks, nice_above, number_words, short_device, x_axis, y_axis_from_zero
-from rows import BadInput, Row, need_columns, numbered, read_csv, sweep_of
+from rows import BadInput, Row, need_columns, numbered, read_csv, read_subfolders, sweep_of
 
 ROWS, CURVE = "pretrain/1", "pretrain-curve/1"
 TEXTS = ("schema", "time_utc", "host", "revision", "model", "source", "device", "augment", "amp", "compile", "settings",
@@ -31,15 +30,6 @@ COMMAND_CURVE = "scripts/compare/pretrain.py --source live --evaluate --steps 20
 # ---- Rows ----
 
 
-def read(results, reference):
-    """Returns the rows of the files in the subfolders pretrain of two folders: yours, then those of the reference."""
-    rows = []
-    for source, folder in (("yours", results), ("reference", reference)):
-        for path in sorted((pathlib.Path(folder) / "pretrain").glob("*.csv")):
-            rows += read_file(path, source)
-    return rows
-
-
 def read_file(path, source):
     header, records = read_csv(path)
     rows = []
@@ -58,7 +48,8 @@ def read_file(path, source):
 def rows_of(measured, schema):
     """Returns the rows of a schema. Reads the files at the first call, because the other figures do not need them."""
     if measured.pretrains is None:
-        measured.pretrains = read(measured.results, measured.reference)
+        files = read_subfolders(measured.results, measured.reference, "pretrain", read_file)
+        measured.pretrains = [row for _, rows in files for row in rows]
     return [row for row in measured.pretrains if row["schema"] == schema]
 
 
@@ -141,6 +132,17 @@ def about_spread(runs):
     return "The constant batch needs less work, but is slower than " + " It is also slower than ".join(above) if above else ""
 
 
+def add_published(plot, measured, styles):
+    """Adds the published points of the series in `styles` ({name: line style}), then the axes of a figure of rates vs. GPUs."""
+    plot.legend.append((0, PAPER))
+    for series, style in styles.items():
+        plot.add_series(style, "loaded (LOAD)" if series.startswith("LOAD") else "generated (BAT)",
+                        [(gpus, rate, rate, rate) for gpus, rate in measured.published_series("training")[series]])
+    xs = [x for block in plot.blocks for x, *_ in block]
+    plot.variables = {**y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
+                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+
+
 def throughput(measured, model, name, published_styles):
     """Plots images per second vs. GPUs: one line per source of images, and the published points of the same model."""
     rows = best_group([row for row in rows_of(measured, ROWS) if row["model"] == model and row["device"] != "cpu"],
@@ -153,14 +155,7 @@ def throughput(measured, model, name, published_styles):
     for source, of_source in runs.items():
         plot.add_series(STYLES.get(source, 14), NAMES.get(source, source),
                         [(ranks, statistics.median(rates), min(rates), max(rates)) for ranks, rates in of_source.items()])
-    plot.legend.append((0, PAPER))
-    for series, style in published_styles.items():
-        plot.add_series(style, "loaded (LOAD)" if series.startswith("LOAD") else "generated (BAT)",
-                        [(gpus, rate, rate, rate) for gpus, rate in measured.published_series("training")[series]])
-    xs = [x for block in plot.blocks for x, *_ in block]
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles,
-                      **y_axis_from_zero([high for block in plot.blocks for *_, high in block], number_words),
-                      **x_axis(min(xs) / 1.15, max(xs) * 1.15, sorted(set(xs)))}
+    add_published(plot, measured, published_styles)
     plot.caption = [f"{about(rows)} Filled points are measured: median of the runs; whiskers: slowest and fastest run. "
                     f"{about_spread(runs)}",
                     "Published points were measured on other GPUs with the paper's training program: compare generated with "
@@ -197,8 +192,7 @@ def curves(measured, title, value):
         plot.legend.append((0.75, f"{line[-1]['images'] / line[-1]['seconds']:,.0f} images/s"))
     xs, ys = zip(*[point for block in plot.blocks for point in block])
     x_high = 1.02 * max(xs)
-    plot.variables = {"series": len(plot.blocks), "series_style": plot.styles, "y_high": nice_above(1.05 * max(ys)),
-                      **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
+    plot.variables = {"y_high": nice_above(1.05 * max(ys)), **x_axis(0, x_high, linear_ticks(0, x_high), log=False)}
     row = max(points, key=lambda row: row["time_utc"])
     plot.caption = [f"Measured on held-out images of the same {row['classes']} classes. {row['model']}, "
                     f"ranks: {row['ranks']:.0f}, batch {row['batch']:.0f} per rank, augmentation: {row['augment']}"

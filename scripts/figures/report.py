@@ -12,7 +12,6 @@ The page is self-contained: it needs no other files, network or scripts.
 Exit status: 0 done, 1 gnuplot failed or a file could not be written, 2 usage or invalid input file, 4 gnuplot is missing.
 """
 
-import argparse
 import collections
 import datetime
 import html
@@ -27,7 +26,8 @@ from draw import FIGURES  # noqa: E402
 from exchange import size_words  # noqa: E402
 import loading  # noqa: E402
 import report_train  # noqa: E402
-from plot import ROOT, draw, exit_status, make_folder, micros_words, need_gnuplot, ranks_words, shown_path, write_whole  # noqa: E402
+from plot import ROOT, draw, exit_status, folder_arguments, make_folder, micros_words, need_gnuplot, ranks_words  # noqa: E402
+from plot import shown_path, with_folders, write_whole  # noqa: E402
 from report_train import option_list, options, trainings  # noqa: E402
 from rows import Measured, newest, option_words  # noqa: E402
 
@@ -178,7 +178,7 @@ def others_command(row):
 def group_key(row):
     """Returns the values that the rows of one command share: everything except the variant and the device."""
     others = row["variant"] in loading.NOT_OURS + PUBLISHED or report_train.is_pytorch(row)
-    return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row["schema"].split("/")[0],
+    return (row.file, row["host"], row["ranks"], row["scaling"], row["verified"], row.workload,
             tuple(command_options(row)),
             (row["items"], row["sample_bytes"]) if row.is_load else None, others, others and workers(row),
             threads_option(row))
@@ -229,9 +229,10 @@ def percent(value):
     return "" if value is None else f"{100 * value:.3g} %"
 
 
-def interval(row):
-    """Returns the relative error of the median; "" if the row has none."""
-    return "" if row["median_error"] is None else f"± {100 * row['median_error']:.2g} %"
+def time_cells(row):
+    """Returns the cells of the median time per item, its relative error ("" if the row has none), and the range of times."""
+    median, low, high = (micros_words(row.micros(column)) for column in ("time_median_s", "time_min_s", "time_p95_s"))
+    return [("", median), ("", "" if row["median_error"] is None else f"± {100 * row['median_error']:.2g} %"), ("", f"{low} to {high}")]
 
 
 def settled_words(row):
@@ -263,10 +264,8 @@ def exchange_table(rows):
     head = FIRST_COLUMNS + [("size", 0), ("per all-reduce", 0), ("median ±", 0), ("minimum to 95th perc.", 0),
                             ("algbw GB/s", 0), ("busbw GB/s", 0), ("samples", 0)]
     return html_table(head, [
-        first_cells(row) + [("", size_words(row["array_bytes"])),
-         ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
-         ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
-         ("", row.texts["algbw_gbs"]), ("", row.texts["busbw_gbs"]), ("", row.texts["samples"])]
+        first_cells(row) + [("", size_words(row["array_bytes"])), *time_cells(row),
+                            *(("", row.texts[column]) for column in ("algbw_gbs", "busbw_gbs", "samples"))]
         for row in sorted(rows, key=lambda row: (row["array_bytes"], row["variant"]))])
 
 
@@ -288,10 +287,8 @@ def table(rows):
         [("runs" if load else "samples", 0)]
     lines = []
     for row in sorted(rows, key=lambda row: row["time_median_s"] / row["items"], reverse=True):
-        cells = first_cells(row) + [
-                 ("", f"{row['threads']:.0f}"), ("", micros_words(row.micros("time_median_s"))), ("", interval(row)),
-                 ("", f"{micros_words(row.micros('time_min_s'))} to {micros_words(row.micros('time_p95_s'))}"),
-                 ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
+        cells = first_cells(row) + [("", f"{row['threads']:.0f}"), *time_cells(row),
+                                    ("", f"{row['items_per_s']:,.{0 if row['items_per_s'] >= 100 else 2}f}")]
         cells += [("", percent(row["efficiency"]))] if several else []
         cells += [("", f"{row['bytes_per_s'] / 1e9:.3g}"), ("", percent(row["copy_share"]))] if load else \
             [("", report_train.roofline_words(row))]
@@ -404,21 +401,8 @@ def page(measured, work):
         machines_section(measured.machines), "</main></body></html>", ""])
 
 
-def read_arguments(arguments):
-    parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
-    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "results")
-    parser.add_argument("--reference", type=pathlib.Path, default=ROOT / "results/reference")
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/plots")
-    parser.add_argument("-h", "--help", action="store_true")
-    given = parser.parse_args(arguments)
-    given.out = (given.out or given.results / "report.html").resolve()
-    given.work = given.work.resolve()
-    return given
-
-
 def write_report(arguments):
-    given = read_arguments(arguments)
+    given = with_folders(folder_arguments().parse_args(arguments), "report.html")
     if given.help:
         print(__doc__.strip())
         return

@@ -63,6 +63,9 @@ LOG_NUMBERS = ("ranks", "step", "samples_seen", "loss", "test_loss", "test_acc")
 LOG_NEEDED = ("ranks", "step", "samples_seen")
 
 
+ITEMS = {"synth": "images", "load": "samples", "exchange": "values", "ops": "rows"}  # what is counted as wrong; else steps
+
+
 class BadInput(Exception):
     """An invalid file. The message is one line with the path, the line number if one line is at fault, and a remedy."""
 
@@ -75,29 +78,8 @@ class Row(dict):
     file = ""
     texts = {}
 
-    @property
-    def is_load(self):
-        return self["schema"].startswith("load/")
-
-    @property
-    def is_train(self):
-        return self["schema"].startswith("train/")
-
-    @property
-    def is_pipeline(self):
-        return self.is_train and self["parallel"] == "pipeline"
-
-    @property
-    def is_infer(self):
-        return self["schema"].startswith("infer/")
-
-    @property
-    def is_exchange(self):
-        return self["schema"].startswith("exchange/")
-
-    @property
-    def is_ops(self):
-        return self["schema"].startswith("ops/")
+    is_load, is_train, is_infer, is_exchange = (
+        property(lambda self, workload=workload: self.workload == workload) for workload in ("load", "train", "infer", "exchange"))
 
     @property
     def unsettled(self):
@@ -260,6 +242,12 @@ def read_file(path, notes=None):
     return kind, rows
 
 
+def read_subfolders(results, reference, name, read):
+    """Returns [(source, read(path, source))] of the CSV files in a subfolder of both folders: yours, then those of the reference."""
+    return [(source, read(path, source)) for source, folder in (("yours", results), ("reference", reference))
+            for path in sorted((pathlib.Path(folder) / name).glob("*.csv"))]
+
+
 def read_published(path, columns):
     """Reads a file of published points as dicts. `columns` is {name: whether it is a number}."""
     header, records = read_csv(path)
@@ -324,14 +312,14 @@ def newest(rows, key_of=identity):
     return list(kept.values())
 
 
-def of_one_job(rows, job_of):
-    """Returns the rows of one job, for which job_of() returns the same. Prefers the user's rows, then the job with the most rows, then
-    the newest."""
+def of_one_job(rows, job_of, points_of=len):
+    """Returns the rows of one job, for which job_of() returns the same. Prefers the user's rows, then the job with the most points (by
+    default, rows), then the newest."""
     jobs = collections.defaultdict(list)
     for row in rows:
         jobs[job_of(row)].append(row)
     def worth(job):
-        return any(row.source == "yours" for row in job), len(job), max(row["time_utc"] for row in job)
+        return any(row.source == "yours" for row in job), points_of(job), max(row["time_utc"] for row in job)
     return max(jobs.values(), key=worth, default=[])
 
 
@@ -357,6 +345,8 @@ class Measured:
         self.results, self.reference, self.pretrains = results, reference, None
         self.rows, self.loads, self.trains, self.infers, self.exchanges, self.pipelines = [], [], [], [], [], []
         self.embeddings = []
+        self.of_workload = {"synth": self.rows, "load": self.loads, "train": self.trains, "infer": self.infers,
+                            "exchange": self.exchanges, "ops": self.embeddings}
         self.monitors, self.logs, self.machines, self.notes = [], [], [], []
         for source, folder in (("yours", pathlib.Path(results)), ("reference", pathlib.Path(reference))):
             if not folder.is_dir():
@@ -410,12 +400,10 @@ class Measured:
         for row in rows:
             row.source, row.file = source, str(path)
             if row["wrong"]:
-                items = ("images" if row["schema"].startswith("synth/") else "samples" if row.is_load else
-                         "values" if row.is_exchange else "rows" if row.is_ops else "steps")
-                self.notes.append(f"{path}: a row of {row['variant']} with wrong {items} is skipped")
+                self.notes.append(f"{path}: a row of {row['variant']} with wrong {ITEMS.get(row.workload, 'steps')} is skipped")
             elif stands_for_run(row):
-                (self.loads if row.is_load else self.pipelines if row.is_pipeline else self.trains if row.is_train else self.infers if row.is_infer else
-                 self.exchanges if row.is_exchange else self.embeddings if row.is_ops else self.rows).append(row)
+                is_pipeline = row.is_train and row["parallel"] == "pipeline"
+                (self.pipelines if is_pipeline else self.of_workload[row.workload]).append(row)
 
     def read_machine(self, source, path):
         try:

@@ -4,7 +4,7 @@ documents the return values."""
 import collections
 import statistics
 
-from devices import SLOTS, Devices, Missing, about_yours, device_of, threads_per_rank
+from devices import SLOTS, Devices, Missing, about_yours, best_lines, device_of, threads_per_rank
 from learning import JOB, about_job
 from loading import size_words
 from plot import HEIGHT, INNER_PX, WIDTH, Plot, count_words, log_ticks, wrap, x_axis
@@ -14,6 +14,8 @@ LOADING = ("for n in 1 2; do mpirun --bind-to none -n $n ./fdsl-bench --variant 
            "--out results/load_ranks.csv; done")
 TRAINING = ("scripts/compare/pytorch.py --ranks 1,2 --variant train-omp --model lenet --batch 64 --epochs 3 "
             "--out results/ranks.csv")
+ABOUT_RATES = ("Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
+               "95th percentile and the minimum of the slowest rank's times.")
 KINDS = {"weak": "weak scaling: one batch per rank", "strong": "strong scaling: ranks share a batch"}
 
 
@@ -37,7 +39,7 @@ def generating(measured):
     if not lines:
         raise Missing(command, measured.rows)
     add_one_rank(measured, lines)
-    lines = best_lines(lines)
+    lines = best_of_kind(lines)
     devices = Devices([row for points in lines for row in points])
     lines = [points for points in lines if device_of(points[0]) in devices.groups]
     plot = Plot("Throughput vs. ranks")
@@ -50,9 +52,8 @@ def generating(measured):
     plot.variables = {"series": len(lines), "series_style": [devices.style(points[-1]) for points in lines],
                       "y_name": "images per second", "joined": [int(same_threads(points)) for points in lines],
                       **panel_variables(plot, lines, kinds)}
-    plot.caption = ["Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
-                    "95th percentile and the minimum of the slowest rank's times." + shared_devices(lines)]
-    plot.caption += devices.caption()
+    shared = any((row["ranks_per_device"] or 0) > 1 for points in lines for row in points)
+    plot.caption = [ABOUT_RATES + " Some ranks shared a GPU." * shared] + devices.caption()
     plot.notes += about_yours(measured.rows, newest(candidates), [row for points in lines for row in points],
                               ("ranks", "scaling", "batch", "threads"), command)
     return plot
@@ -68,7 +69,7 @@ def add_one_rank(measured, lines):
                     points.setdefault(1, row)
 
 
-def best_lines(lines):
+def best_of_kind(lines):
     """Returns one line per device, variant and kind of scaling. Prefers the line with the most points, then the newest line. If ranks
     share the cores of a CPU, every point has a different number of threads per rank. In this case, the points that differ only in
     this number are returned together, and the figure does not join them by a line."""
@@ -156,11 +157,6 @@ def panel_variables(plot, lines, kinds):
             "cell_x": [x for _, _, x, _ in cells], "cell_text": [words for *_, words in cells]}
 
 
-def shared_devices(lines):
-    shared = any((row["ranks_per_device"] or 0) > 1 for points in lines for row in points)
-    return " Some ranks shared a GPU." if shared else ""
-
-
 # ---- Loading and training: one panel -------------------------------------------------------------------------------
 
 
@@ -193,31 +189,16 @@ def loading_key(row):
     return (device_of(row), row["variant"], sweep_of(row), row["items"], row["sample_bytes"], row["batch"] / row["ranks"], *options)
 
 
-def best_loading(rows):
-    """Returns one line of several ranks per device and variant. Prefers the line with the most points, then the newest line."""
-    lines = collections.defaultdict(dict)
-    for row in sorted(rows, key=lambda row: row["time_utc"]):
-        lines[loading_key(row)][row["ranks"]] = row
-    best = {}
-    def worth(points):
-        return len(points), max(row["time_utc"] for row in points.values())
-    for (device, variant, *_), points in lines.items():
-        if max(points) > 1 and worth(points) >= worth(best.get((device, variant), points)):
-            best[device, variant] = points
-    return [[points[ranks] for ranks in sorted(points)] for points in best.values() if any(row["efficiency"] for row in points.values())]
-
-
 def loading(measured):
     candidates = [row for row in measured.load_sweeps if not row["compute"]]
-    lines = best_loading(candidates)
+    lines = [points for points in best_lines(candidates, loading_key, "ranks", 1) if any(row["efficiency"] for row in points)]
     if not lines:
         raise Missing(LOADING, measured.loads)
     plot, lines, devices = one_panel("Loading throughput vs. ranks", lines, "samples", lambda row: (
         f"{size_words(row['sample_bytes'])} per sample", f"cache {row['cache']}"))
     plot.blocks = [[point_of(row) for row in points] for points in lines] + list(map(ideal, lines))
     fill_panel(plot, devices, lines, "strong", "strong scaling: ranks divide the samples")
-    plot.caption = ["Gray: ideal scaling. Percentages: measured efficiency relative to one rank alone. Whiskers: rates at the "
-                    "95th percentile and the minimum of the slowest rank's times."] + devices.caption()
+    plot.caption = [ABOUT_RATES] + devices.caption()
     shown = [row for points in lines for row in points]
     of_ranks = [row for row in newest(candidates) if row["ranks"] > 1]
     plot.notes += about_yours(of_ranks, of_ranks, shown, ("ranks", "threads", "batch", "data"), LOADING)

@@ -1,4 +1,4 @@
-/* Arrays that grow by one element at a time, and a hash of bytes. */
+/* Arrays that grow by one element at a time, the order of numbers, and a hash of bytes. */
 #ifndef FDSL_CORE_ARRAY_H
 #define FDSL_CORE_ARRAY_H
 
@@ -26,6 +26,25 @@ static inline bool array_grow(void *array, size_t count, size_t size)
         return false;
     memcpy(array, &larger, sizeof larger);
     return true; /* cppcheck-suppress memleak */
+}
+
+/* For qsort() and bsearch(): compare two numbers in ascending order. */
+static inline int compare_u32(const void *a, const void *b)
+{
+    const uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
+    return (left > right) - (left < right);
+}
+
+static inline int compare_u64(const void *a, const void *b)
+{
+    const uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return (left > right) - (left < right);
+}
+
+static inline int compare_reals(const void *a, const void *b)
+{
+    const double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
 }
 
 /* 64-bit FNV-1a: a hash for small data that needs no library. */

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "core/array.h"
-#include "core/options.h"
 #include "core/text.h"
 
 /* Tolerance for rounding errors: a computed value may exceed the end of its range by this fraction of the

@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "core/dtype.h"
-#include "core/portable.h"
 
 /* The shape of a sample. */
 struct shape {

@@ -1,7 +1,5 @@
 #include "core/dtype.h"
 
-#include <string.h>
-
 const char *const dtype_names[] = {"u8", "f16", "f32", "bf16", NULL};
 
 static const char *const npy_types[] = {"|u1", "<f2", "<f4", "<u2"};

@@ -10,9 +10,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
@@ -417,24 +415,6 @@ enum status file_write_stdout(int stdout_fd, const char *bytes, size_t count)
 
 /* ---- Reading ---- */
 
-/* Reads `*size` bytes, or fewer if the file has become shorter since fstat(). Sets `*size` to the number of
- * bytes read. */
-static enum status read_all(int fd, char *bytes, size_t *size)
-{
-    size_t got = 0;
-    while (got < *size) {
-        ssize_t count = read(fd, bytes + got, *size - got);
-        if (count < 0 && errno != EINTR)
-            return status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
-        if (count == 0)
-            break;
-        got += count > 0 ? (size_t)count : 0;
-    }
-    bytes[got] = '\0';
-    *size = got;
-    return STATUS_OK;
-}
-
 enum status file_refuse_pointer(const void *bytes, size_t size)
 {
     return size < FILE_POINTER_BYTES ||
@@ -453,9 +433,15 @@ static enum status read_open(int fd, char **bytes, size_t *size)
     *size = (size_t)info.st_size;
     *bytes = malloc(*size + 1);
     TRY(ALLOCATED(*bytes, "out of memory for its %zu bytes", *size));
-    enum status status = read_all(fd, *bytes, size);
-    if (status == STATUS_OK)
+    size_t got; /* fewer bytes if the file has become shorter */
+    enum status status = STATUS_OK;
+    if (!file_read_at(fd, *bytes, *size, 0, &got))
+        status = status_set(STATUS_FAILED, "cannot be read: %s", strerror(errno));
+    else {
+        (*bytes)[got] = '\0';
+        *size = got;
         status = file_refuse_pointer(*bytes, *size);
+    }
     if (status != STATUS_OK) {
         free(*bytes);
         *bytes = NULL;
@@ -472,7 +458,7 @@ enum status file_read(const char *path, char **bytes, size_t *size)
         return status_set(STATUS_FAILED, "%s: cannot be read: %s", path, strerror(errno));
     enum status status = read_open(fd, bytes, size);
     close(fd);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "%s", path);
+    return status_prefix(status, "%s", path);
 }
 
 /* ---- Locks ---- */

@@ -486,7 +486,7 @@ static enum status explain_foreign(const struct options *options, int shown, con
                           shown, argument);
     enum status status =
         options->explain ? options->explain(options->explain_context, foreign->ours) : STATUS_OK;
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "unknown option '%.*s'", shown, argument);
+    return status_prefix(status, "unknown option '%.*s'", shown, argument);
 }
 
 static enum status explain_unknown(const struct options *options, const char *argument)
@@ -589,11 +589,9 @@ static enum status explain_operand(const struct options *options, const char *pr
                           argument);
     if (entry_named(options, argument).spec)
         return status_set(STATUS_USAGE, "unexpected argument '%s'; did you mean '--%s'?", argument, argument);
-    if (options->explain) {
-        enum status status = options->explain(options->explain_context, argument);
-        if (status != STATUS_OK)
-            return status_prefix(status, "unexpected argument '%.80s'", argument);
-    }
+    if (options->explain)
+        TRY(status_prefix(options->explain(options->explain_context, argument), "unexpected argument '%.80s'",
+                          argument));
     return options->operand
                ? status_set(STATUS_USAGE, "unexpected argument '%.80s'; write --%s %.80s", argument,
                             options->operand, argument)

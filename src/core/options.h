@@ -130,9 +130,8 @@ struct options {
  * abbreviated to an unambiguous prefix, unless options->explain() knows the prefix as a name. In a file of
  * --config, a flag has a value: true, yes, on, false, no or off. Allocates options->given; call
  * options_free(), even after a failure. STATUS_USAGE for an unknown option (suggests the nearest name), an
- * ambiguous prefix, a repeated option that takes a value, a missing or unexpected argument, or a value
- * that is not a number or is out of range. If the option is in a file, the message names the file and the
- * line. */
+ * ambiguous prefix, a repeated option that takes a value, a missing or unexpected argument, or a value that
+ * is not a number or is out of range. If the option is in a file, the message names the file and the line. */
 enum status options_parse(struct options *options, int argc, char *const argv[]);
 void options_free(struct options *options);
 

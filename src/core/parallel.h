@@ -13,9 +13,8 @@
 
 /* Runs independent tasks on several CPU threads.
  *
- * The program uses OpenMP (parallel.c). libfdsl replaces parallel.c with lib/fdsl.c, which starts its
- * own threads. libfdsl therefore needs no OpenMP runtime, and works in processes that use any OpenMP runtime.
- */
+ * The program uses OpenMP (parallel.c). libfdsl replaces parallel.c with lib/fdsl.c, which starts its own
+ * threads. libfdsl therefore needs no OpenMP runtime, and works in processes that use any OpenMP runtime. */
 
 FDSL_C_BEGIN
 

@@ -369,17 +369,9 @@ static enum status read_all(int fd, const char *path, char **text, size_t *bytes
     size_t capacity = (size_t)info.st_size;
     *text = malloc(capacity + 1);
     TRY(ALLOCATED(*text, "%s: out of memory for its %zu bytes", path, capacity));
-    for (*bytes = 0; *bytes < capacity;) {
-        ssize_t got = pread(fd, *text + *bytes, capacity - *bytes, (off_t)*bytes);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return status_set(STATUS_FAILED, "%s cannot be read: %s", path, strerror(errno));
-        if (got == 0)
-            break;
-        *bytes += (size_t)got;
-    }
-    return STATUS_OK;
+    return file_read_at(fd, *text, capacity, 0, bytes)
+               ? STATUS_OK
+               : status_set(STATUS_FAILED, "%s cannot be read: %s", path, strerror(errno));
 }
 
 static enum status lock_and_examine(int fd, const char *path, int operation, const struct row *row,

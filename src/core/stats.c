@@ -5,19 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/array.h"
+
 #define OUTLIER_CUTOFF 3.5      /* in robust standard deviations; Iglewicz and Hoaglin, 1993 */
 #define MEDIAN_TO_SD   1.4826   /* sd / median absolute deviation of a normal distribution */
 #define MEAN_TO_SD     1.253314 /* sd / mean absolute deviation of a normal distribution */
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 double stats_middle(double *values, size_t count)
 {
-    qsort(values, count, sizeof *values, ascending);
+    qsort(values, count, sizeof *values, compare_reals);
     return values[count / 2];
 }
 
@@ -148,7 +144,7 @@ static size_t count_outliers(double *sorted, size_t count, double median)
 {
     for (size_t i = 0; i < count; i++)
         sorted[i] = fabs(sorted[i] - median);
-    qsort(sorted, count, sizeof *sorted, ascending);
+    qsort(sorted, count, sizeof *sorted, compare_reals);
     double robust_sd = MEDIAN_TO_SD * stats_quantile(sorted, count, 0.5);
     if (robust_sd == 0)
         robust_sd = MEAN_TO_SD * mean_of(sorted, count);
@@ -182,7 +178,7 @@ enum status stats_compute(const double *samples, size_t count, struct stats *sta
     FREED double *sorted = reallocarray(NULL, count + BLOCKS_MAX, sizeof *sorted);
     TRY(ALLOCATED(sorted, "out of memory for the statistics of %zu samples", count));
     memcpy(sorted, samples, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, ascending);
+    qsort(sorted, count, sizeof *sorted, compare_reals);
     fill(samples, count, sorted, sorted + count, stats);
     return STATUS_OK;
 }

@@ -2,9 +2,6 @@
 
 #include <ctype.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 

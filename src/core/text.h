@@ -8,10 +8,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "core/portable.h"
-
-FDSL_C_BEGIN
-
 /* Append formatted text to `text`, a string in a buffer of `size` bytes. Both functions truncate text that
  * does not fit. text_join() writes `separator` first, unless `text` is empty. */
 void text_append(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -68,7 +64,5 @@ bool is_one_of(const char *word, const char *const *words);
 
 /* Removes the blanks and tabs at both ends of `text`, in place. Returns its new start. */
 char *trim(char *text);
-
-FDSL_C_END
 
 #endif

@@ -1,8 +1,6 @@
 #include "core/variant.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "core/text.h"
 #include "core/workload.h"

@@ -19,9 +19,7 @@ const struct workload *workload_find(const char *name)
 
 enum status workload_refuse_max(uint64_t batch)
 {
-    return batch != OPTION_MAX
-               ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "only the workloads train and infer can search for the largest batch "
-                            "(--batch max); give a number");
+    return batch != OPTION_MAX ? STATUS_OK
+                               : status_set(STATUS_USAGE, "only the workloads train and infer can search for "
+                                                          "the largest batch (--batch max); give a number");
 }

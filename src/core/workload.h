@@ -179,8 +179,7 @@ struct workload {
     } batches;
 
     /* For workloads that accept --batch max, which the runner replaces by the largest batch that fits into
-     * memory (run/runner.c). open() uses the smallest batch. All functions are NULL in other workloads.
-     */
+     * memory (run/runner.c). open() uses the smallest batch. All functions are NULL in other workloads. */
     struct {
         /* Returns the value of --batch in `parameters`; before open(), the value OPTION_MAX stands for
          * --batch max. */

@@ -33,8 +33,15 @@ void lib_leave(struct environment *before);
 
 /* Checks arguments and fields. STATUS_USAGE with a message that begins with the name of the argument. */
 enum status lib_check_count(const char *field, uint32_t value, uint32_t least, uint32_t most);
-enum status lib_check_size(const char *name, size_t size, size_t own);
 enum status lib_check_flag(const char *name, int value); /* 0 or 1 */
+
+/* lib_check_given() refuses NULL. lib_check_struct() also checks the size of a caller's struct, which is its
+ * first member. */
+enum status lib_check_given(const char *name, const void *pointer);
+enum status lib_check_struct(const char *name, const void *given, size_t own);
+
+/* Sets a configuration to its defaults; `size` is what the caller takes for its size. */
+enum fdsl_status lib_set_config(void *config, size_t size, const void *defaults, size_t own);
 
 /* Gets the index of `text` in `names`, a list that ends with NULL. */
 enum status lib_find_name(const char *field, const char *text, const char *const *names, int *index);

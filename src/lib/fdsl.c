@@ -2,13 +2,11 @@
  * caller's environment: locale, floating point and current device. */
 #include "lib/fdsl.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -303,19 +301,16 @@ static enum status copy_classes(const struct fdsl_config *config, struct synth *
     TRY(ALLOCATED(synth->rows, "out of memory for %u classes", config->class_count));
     for (uint32_t c = 0; c < config->class_count; c++) {
         synth->rows[c] = class_of(formula, &config->class_list[c]);
-        enum status status = class_check(formula, &synth->rows[c]);
-        if (status != STATUS_OK)
-            return status_prefix(status, "class_list[%u]", c);
+        TRY(status_prefix(class_check(formula, &synth->rows[c]), "class_list[%u]", c));
     }
-    enum status status = class_check_unique(synth->rows, synth->class_count);
-    return status == STATUS_OK ? status : status_prefix(status, "class_list");
+    return status_prefix(class_check_unique(synth->rows, synth->class_count), "class_list");
 }
 
 /* Copies the rows of a class table, after checking that it is of the formula. */
 static enum status copy_table(const struct fdsl_class_table *table, struct synth *synth)
 {
     const struct formula *formula = formulas[synth->formula];
-    TRY(lib_check_size("class_table", table->size, sizeof *table));
+    TRY(lib_check_struct("class_table", table, sizeof *table));
     if (!table->formula || strcmp(table->formula, formula->name) != 0)
         return status_set(STATUS_USAGE, "class_table: its formula is '%.80s', but formula is '%s'",
                           table->formula ? table->formula : "NULL", formula->name);
@@ -336,12 +331,9 @@ static enum status copy_table(const struct fdsl_class_table *table, struct synth
         synth->rows[c].id = table->ids[c];
         memcpy(synth->rows[c].value, table->values + (size_t)c * table->parameters,
                table->parameters * sizeof *table->values);
-        enum status status = class_check(formula, &synth->rows[c]);
-        if (status != STATUS_OK)
-            return status_prefix(status, "class_table");
+        TRY(status_prefix(class_check(formula, &synth->rows[c]), "class_table"));
     }
-    enum status status = class_check_unique(synth->rows, synth->class_count);
-    return status == STATUS_OK ? status : status_prefix(status, "class_table");
+    return status_prefix(class_check_unique(synth->rows, synth->class_count), "class_table");
 }
 
 static enum status get_classes(const struct fdsl_config *config, uint32_t classes, struct synth *synth)
@@ -363,7 +355,7 @@ static enum status get_classes(const struct fdsl_config *config, uint32_t classe
     if (config->class_file) {
         enum status status = class_read(config->class_file, formulas[synth->formula], &synth->rows, &count);
         synth->class_count = (uint32_t)count;
-        return status == STATUS_OK ? status : status_prefix(status, "class_file");
+        return status_prefix(status, "class_file");
     }
     return synth_draw_classes(synth, config->preset_file,
                               config->preset ? config->preset : formula_names[synth->formula], classes);
@@ -547,13 +539,34 @@ enum status lib_threads(const char *field, int given, int *threads)
 
 /* Checks the size of a caller's struct. This is the first version of the library, so only one size is valid.
  */
-enum status lib_check_size(const char *name, size_t size, size_t own)
+static enum status check_size(const char *name, size_t size, size_t own)
 {
     return size == own ? STATUS_OK
                        : status_set(STATUS_USAGE,
                                     "%s->size: it is %zu, but this libfdsl (%s) expects %zu; set it with "
                                     "sizeof, and compile with the fdsl.h of the library",
                                     name, size, FDSL_VERSION, own);
+}
+
+enum status lib_check_given(const char *name, const void *pointer)
+{
+    return pointer ? STATUS_OK : status_set(STATUS_USAGE, "%s: it is NULL", name);
+}
+
+enum status lib_check_struct(const char *name, const void *given, size_t own)
+{
+    TRY(lib_check_given(name, given));
+    return check_size(name, *(const size_t *)given, own);
+}
+
+enum fdsl_status lib_set_config(void *config, size_t size, const void *defaults, size_t own)
+{
+    enum status status = lib_check_given("config", config);
+    if (status == STATUS_OK)
+        status = check_size("config", size, own);
+    if (status == STATUS_OK)
+        memcpy(config, defaults, own);
+    return lib_relay(status);
 }
 
 enum status lib_check_flag(const char *name, int value)
@@ -564,23 +577,18 @@ enum status lib_check_flag(const char *name, int value)
 
 enum fdsl_status fdsl_config_init(struct fdsl_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    enum status status = lib_check_size("config", size, sizeof *config);
-    if (status != STATUS_OK)
-        return lib_relay(status);
-    *config = (struct fdsl_config){.size = size,
-                                   .formula = "auto",
-                                   .fit = "resize",
-                                   .layout = "nchw",
-                                   .dtype = "u8",
-                                   .std = {1, 1, 1},
-                                   .generator = "auto",
-                                   .device = FDSL_CPU,
-                                   .batch = 256,
-                                   .random = "philox",
-                                   .draw = "auto"};
-    return FDSL_OK;
+    static const struct fdsl_config defaults = {.size = sizeof defaults,
+                                                .formula = "auto",
+                                                .fit = "resize",
+                                                .layout = "nchw",
+                                                .dtype = "u8",
+                                                .std = {1, 1, 1},
+                                                .generator = "auto",
+                                                .device = FDSL_CPU,
+                                                .batch = 256,
+                                                .random = "philox",
+                                                .draw = "auto"};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 enum status lib_check_device(int device)
@@ -674,14 +682,10 @@ enum fdsl_status fdsl_open(const struct fdsl_config *config, struct fdsl_generat
     if (!generator)
         return lib_invalid("generator: it is NULL");
     *generator = NULL;
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    enum status status = lib_check_size("config", config->size, sizeof *config);
-    if (status != STATUS_OK)
-        return lib_relay(status);
-    struct fdsl_generator *self = calloc(1, sizeof *self);
+    enum status status = lib_check_struct("config", config, sizeof *config);
+    struct fdsl_generator *self = status == STATUS_OK ? calloc(1, sizeof *self) : NULL;
     if (!self)
-        return lib_relay(status_set(STATUS_EXHAUSTED, "out of memory"));
+        return lib_relay(status == STATUS_OK ? status_set(STATUS_EXHAUSTED, "out of memory") : status);
     self->device = config->device;
     self->process = getpid();
     status = lib_enter(&before);
@@ -807,9 +811,9 @@ bool lib_generator_needs_host(int index)
 
 enum fdsl_status fdsl_describe(const struct fdsl_generator *generator, struct fdsl_layout *layout)
 {
-    if (!generator || !layout)
-        return lib_invalid(generator ? "layout: it is NULL" : "generator: it is NULL");
-    enum status status = lib_check_size("layout", layout->size, sizeof *layout);
+    enum status status = lib_check_given("generator", generator);
+    if (status == STATUS_OK)
+        status = lib_check_struct("layout", layout, sizeof *layout);
     if (status != STATUS_OK)
         return lib_relay(status);
     const struct synth_output *output = &generator->synth.output;
@@ -857,9 +861,9 @@ uint32_t fdsl_classes(const struct fdsl_generator *generator, struct fdsl_class 
 
 enum fdsl_status fdsl_get_classes(const struct fdsl_generator *generator, struct fdsl_class_table *table)
 {
-    if (!generator || !table)
-        return lib_invalid(generator ? "table: it is NULL" : "generator: it is NULL");
-    enum status status = lib_check_size("table", table->size, sizeof *table);
+    enum status status = lib_check_given("generator", generator);
+    if (status == STATUS_OK)
+        status = lib_check_struct("table", table, sizeof *table);
     if (status == STATUS_OK)
         *table = generator->table;
     return lib_relay(status);
@@ -895,9 +899,8 @@ static struct fdsl_shares shares_of(const struct ifs_shares *from)
 static enum status check_describing(const struct fdsl_generator *generator,
                                     const struct fdsl_fractals *fractals)
 {
-    if (!generator || !fractals)
-        return status_set(STATUS_USAGE, "%s: it is NULL", generator ? "fractals" : "generator");
-    TRY(lib_check_size("fractals", fractals->size, sizeof *fractals));
+    TRY(lib_check_given("generator", generator));
+    TRY(lib_check_struct("fractals", fractals, sizeof *fractals));
     return synth_is_ifs(&generator->synth) || synth_is_color(&generator->synth)
                ? STATUS_OK
                : status_set(STATUS_USAGE,
@@ -1035,8 +1038,7 @@ struct call {
 static enum status check_pointer(const struct fdsl_generator *self, const char *name, const void *pointer,
                                  size_t alignment)
 {
-    if (!pointer)
-        return status_set(STATUS_USAGE, "%s: it is NULL", name);
+    TRY(lib_check_given(name, pointer));
     if ((uintptr_t)pointer % alignment != 0)
         return status_set(STATUS_USAGE, "%s: %p is not aligned to %zu bytes", name, pointer, alignment);
     return self->device >= 0 ? device_check_pointer(self->device, name, pointer) : STATUS_OK;
@@ -1095,8 +1097,7 @@ static enum status generate(struct fdsl_generator *self, const struct generator_
  * current, sets `*before` to it, and the caller must later restore it. */
 static enum status begin_call(const struct fdsl_generator *self, const struct call *call, int *before)
 {
-    if (!self)
-        return status_set(STATUS_USAGE, "generator: it is NULL");
+    TRY(lib_check_given("generator", self));
     if (self->process != getpid())
         return status_set(STATUS_FAILED,
                           "generator: it was opened before fork(); open another one in this process (for "
@@ -1110,18 +1111,27 @@ static enum status begin_call(const struct fdsl_generator *self, const struct ca
     return check_call(self, call);
 }
 
+/* Generates the images of these numbers: of a list, or consecutive ones. */
+static enum fdsl_status generate_numbers(struct fdsl_generator *generator,
+                                         const struct generator_numbers *numbers, bool listed,
+                                         const struct call *call)
+{
+    RESTORED int before = -1;
+    enum status status = begin_call(generator, call, &before);
+    if (status == STATUS_OK)
+        status = listed ? check_pointer(generator, "numbers", numbers->list, sizeof *numbers->list)
+                        : check_first("first", numbers->first, call->count);
+    if (status == STATUS_OK)
+        status = generate(generator, numbers, call);
+    return lib_relay(status);
+}
+
 enum fdsl_status fdsl_generate(struct fdsl_generator *generator, uint64_t first, uint32_t count, void *images,
                                int64_t *labels, void *stream)
 {
     const struct call call = {.count = count, .images = images, .labels = labels, .stream = stream};
     const struct generator_numbers numbers = {.first = first};
-    RESTORED int before = -1;
-    enum status status = begin_call(generator, &call, &before);
-    if (status == STATUS_OK)
-        status = check_first("first", first, count);
-    if (status == STATUS_OK)
-        status = generate(generator, &numbers, &call);
-    return lib_relay(status);
+    return generate_numbers(generator, &numbers, false, &call);
 }
 
 enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint64_t *numbers, uint32_t count,
@@ -1129,13 +1139,7 @@ enum fdsl_status fdsl_generate_list(struct fdsl_generator *generator, const uint
 {
     const struct call call = {.count = count, .images = images, .labels = labels, .stream = stream};
     const struct generator_numbers listed = {.list = numbers};
-    RESTORED int before = -1;
-    enum status status = begin_call(generator, &call, &before);
-    if (status == STATUS_OK)
-        status = check_pointer(generator, "numbers", numbers, sizeof *numbers);
-    if (status == STATUS_OK)
-        status = generate(generator, &listed, &call);
-    return lib_relay(status);
+    return generate_numbers(generator, &listed, true, &call);
 }
 
 enum fdsl_status fdsl_generate_targets(struct fdsl_generator *generator, const uint64_t *numbers,
@@ -1144,21 +1148,15 @@ enum fdsl_status fdsl_generate_targets(struct fdsl_generator *generator, const u
 {
     struct call call = {.count = count, .images = images, .stream = stream};
     const struct generator_numbers wanted = {.list = numbers, .first = numbers ? 0 : first};
-    RESTORED int before = -1;
-    enum status status = targets ? lib_check_size("targets", targets->size, sizeof *targets) : STATUS_OK;
-    if (status == STATUS_OK && targets) {
+    const enum status status = targets ? lib_check_struct("targets", targets, sizeof *targets) : STATUS_OK;
+    if (status != STATUS_OK)
+        return lib_relay(status);
+    if (targets) {
         call.labels = targets->labels;
         call.masks = targets->masks;
         call.points = targets->points;
     }
-    if (status == STATUS_OK)
-        status = begin_call(generator, &call, &before);
-    if (status == STATUS_OK)
-        status = numbers ? check_pointer(generator, "numbers", numbers, sizeof *numbers)
-                         : check_first("first", first, count);
-    if (status == STATUS_OK)
-        status = generate(generator, &wanted, &call);
-    return lib_relay(status);
+    return generate_numbers(generator, &wanted, numbers != NULL, &call);
 }
 
 static enum status generate_next(struct fdsl_generator *self, uint64_t *next, uint64_t step,

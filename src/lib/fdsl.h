@@ -902,8 +902,7 @@ FDSL_API enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_
 /* Returns a batch, whose memory the stream then uses again; NULL is allowed. On a device, the memory is used
  * again after the work that is enqueued on `cuda_stream` now. In any order, also after fdsl_stream_close().
  * FDSL_INVALID if it was released before, or if `cuda_stream` is being captured: the batch is then still
- * held. Thread-safe, also while another thread waits in fdsl_stream_next().
- */
+ * held. Thread-safe, also while another thread waits in fdsl_stream_next(). */
 FDSL_API enum fdsl_status fdsl_batch_release(struct fdsl_batch *batch, void *cuda_stream);
 
 /* Makes step `step` of epoch `epoch` the next batch. Batches that the caller holds stay valid. Clears an
@@ -1083,10 +1082,11 @@ struct fdsl_trainer;
 /* Sets the defaults, as fdsl_config_init(). Thread-safe. */
 FDSL_API enum fdsl_status fdsl_trainer_config_init(struct fdsl_trainer_config *config, size_t size);
 
-/* Opens a trainer; the caller closes it. FDSL_INVALID for an unknown or wrong option, or if a trainer is open
- * in this process; FDSL_UNAVAILABLE if the build or machine lacks the variant; FDSL_FAILED if samples cannot
- * be read or memory runs out. `*trainer` becomes NULL after an error. With the options checkpoint and resume,
- * it continues from the latest checkpoint of a folder, also of the program. */
+/* Opens a trainer; the caller closes it. FDSL_INVALID for an unknown or wrong option, if a trainer is open in
+ * this process, or after fork() if the parent has opened one; FDSL_UNAVAILABLE if the build or machine lacks
+ * the variant; FDSL_FAILED if samples cannot be read or memory runs out. `*trainer` becomes NULL after an
+ * error. With the options checkpoint and resume, it continues from the latest checkpoint of a folder, also of
+ * the program. */
 FDSL_API enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config,
                                             struct fdsl_trainer **trainer);
 /* Waits for the steps, and frees the trainer; NULL is allowed. Does nothing in a child after fork(). */

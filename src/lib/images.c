@@ -1,5 +1,5 @@
 /* Generated images as a source of streams: the checks of the configuration, and the generator of a stream. */
-#include "lib/images.h"
+#include "lib/sources.h"
 
 #include <string.h>
 
@@ -42,8 +42,7 @@ static enum status check_ids(const struct synth *synth)
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->classes[c].id > INT32_MAX)
             return status_set(STATUS_USAGE,
-                              "class_list: class %u is out of range; in streams, an id must be "
-                              "below 2^31",
+                              "class_list: class %u is out of range; in streams, an id must be below 2^31",
                               synth->classes[c].id);
     return STATUS_OK;
 }
@@ -79,9 +78,8 @@ enum status images_open(const struct fdsl_config *config, uint64_t count, int fr
     TRY(lib_images_input(config, &images->synth));
     TRY(check_ids(&images->synth));
     if (synth_cloud_bytes(&images->synth))
-        return status_set(STATUS_USAGE,
-                          "preset: streams have no point clouds; set it to mv-fractaldb-1k, which "
-                          "has the same images and labels");
+        return status_set(STATUS_USAGE, "preset: streams have no point clouds; set it to mv-fractaldb-1k, "
+                                        "which has the same images and labels");
     TRY(prepare_published(&images->synth));
     images->count = (uint32_t)count;
     images->fresh = fresh ? generated_stream_fresh(images->synth.turns) : 0;

@@ -10,12 +10,9 @@
 
 enum fdsl_status fdsl_mix_config_init(struct fdsl_mix_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_mix_config){.size = size, .epoch = FDSL_MIX_FIRST, .labels = "joined"};
-    return lib_relay(status);
+    static const struct fdsl_mix_config defaults = {
+        .size = sizeof defaults, .epoch = FDSL_MIX_FIRST, .labels = "joined"};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 /* Returns a source's number of samples; 0: it is generated, and has no end in a mixture. */
@@ -51,12 +48,12 @@ static enum status take_weight(const char *field, double weight, uint32_t *units
 
 static enum status take_weights(const struct fdsl_mix_config *config, struct mixture_request *request)
 {
-    if (!config->weights)
-        return status_set(STATUS_USAGE, "weights: it is NULL");
+    TRY(lib_check_given("weights", config->weights));
     TRY(lib_check_count("change_count", config->change_count, 0, MIXTURE_PHASES - 1));
-    if (config->change_count > 0 && (!config->change_steps || !config->change_weights))
-        return status_set(STATUS_USAGE, "%s: it is NULL",
-                          config->change_steps ? "change_weights" : "change_steps");
+    if (config->change_count > 0) {
+        TRY(lib_check_given("change_steps", config->change_steps));
+        TRY(lib_check_given("change_weights", config->change_weights));
+    }
     request->phase_count = 1 + config->change_count;
     for (uint32_t k = 0; k < config->count; k++)
         TRY(take_weight("weights", config->weights[k], &request->phases[0].of[k]));
@@ -88,11 +85,10 @@ static enum status join_classes(const struct fdsl_mix_config *config, struct fds
                               given);
         mix->classes[k] = given ? given : mix->classes[k];
         if (offset && mix->classes[k] == 0 && k + 1 < mix->request.count)
-            return status_set(
-                STATUS_USAGE,
-                "classes: labels 'offset' needs the number of classes of source %u, which has no "
-                "class folders; set it",
-                k);
+            return status_set(STATUS_USAGE,
+                              "classes: labels 'offset' needs the number of classes of source %u, which has "
+                              "no class folders; set it",
+                              k);
         if (offset)
             mix->request.sources[k].label_offset = (uint32_t)total;
         total += mix->classes[k];
@@ -128,8 +124,7 @@ static enum status open_mix(const struct fdsl_mix_config *config, struct fdsl_so
     static const char *const kinds[] = {"joined", "offset", NULL};
     int labels;
     TRY(lib_check_count("count", config->count, 1, MIXTURE_SOURCES));
-    if (!config->sources)
-        return status_set(STATUS_USAGE, "sources: it is NULL");
+    TRY(lib_check_given("sources", config->sources));
     TRY(lib_find_name("labels", config->labels, kinds, &labels));
     for (uint32_t k = 0; k < config->count; k++)
         TRY(check_part(config->sources[k], k));
@@ -162,7 +157,7 @@ static enum status open_mix(const struct fdsl_mix_config *config, struct fdsl_so
 
 enum fdsl_status fdsl_source_mix(const struct fdsl_mix_config *config, struct fdsl_source **source)
 {
-    enum status status = lib_source_new(config, config ? config->size : 0, sizeof *config, source);
+    enum status status = lib_source_new(config, sizeof *config, source);
     if (status == STATUS_OK)
         status = open_mix(config, *source);
     return lib_source_end(status, source);

@@ -25,13 +25,9 @@ struct fdsl_monitor {
 
 enum fdsl_status fdsl_monitor_config_init(struct fdsl_monitor_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_monitor_config){
-            .size = size, .interval_s = 1e-3 * MONITOR_PERIOD_MS, .device = FDSL_ALL_DEVICES};
-    return lib_relay(status);
+    static const struct fdsl_monitor_config defaults = {
+        .size = sizeof defaults, .interval_s = 1e-3 * MONITOR_PERIOD_MS, .device = FDSL_ALL_DEVICES};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 /* ---- Checks ---- */
@@ -55,19 +51,16 @@ static enum status check_device(int device)
     if (device == FDSL_ALL_DEVICES || device == FDSL_CPU)
         return STATUS_OK;
     TRY(lib_check_device(device));
-    return device < device_count() ? STATUS_OK
-                                   : status_set(STATUS_UNAVAILABLE,
-                                                "device: this process sees %d CUDA devices, "
-                                                "but no device %d",
-                                                device_count(), device);
+    return device < device_count()
+               ? STATUS_OK
+               : status_set(STATUS_UNAVAILABLE, "device: this process sees %d CUDA devices, but no device %d",
+                            device_count(), device);
 }
 
 static enum status check_config(const struct fdsl_monitor_config *config)
 {
     const double least_s = 1e-3 * MONITOR_PERIOD_MIN_MS, most_s = 1e-3 * MONITOR_PERIOD_MAX_MS;
-    if (!config)
-        return status_set(STATUS_USAGE, "config: it is NULL");
-    TRY(lib_check_size("config", config->size, sizeof *config));
+    TRY(lib_check_struct("config", config, sizeof *config));
     if (!config->path || !*config->path)
         return status_set(STATUS_USAGE, "path: it is %s", config->path ? "empty" : "NULL");
     if (!(config->interval_s >= least_s && config->interval_s <= most_s)) /* refuses NaN, too */
@@ -76,8 +69,7 @@ static enum status check_config(const struct fdsl_monitor_config *config)
     TRY(check_device(config->device));
     if (config->name)
         TRY(check_name("name", config->name));
-    const enum status status = monitor_check(config->path);
-    return status == STATUS_OK ? status : status_prefix(status, "path");
+    return status_prefix(monitor_check(config->path), "path");
 }
 
 /* ---- Starting and stopping ---- */

@@ -184,9 +184,8 @@ static enum status listen_at(const struct addrinfo *found, const char *port)
     }
     if (listener < 0)
         return errno == EADDRNOTAVAIL
-                   ? status_set(STATUS_USAGE,
-                                "address: it is not one of this machine, where rank 0 listens; give all "
-                                "ranks the address of the machine of rank 0")
+                   ? status_set(STATUS_USAGE, "address: it is not one of this machine, where rank 0 listens; "
+                                              "give all ranks the address of the machine of rank 0")
                    : status_set(STATUS_FAILED,
                                 "port: rank 0 cannot listen at port %s: %s; choose another one on all ranks",
                                 port, strerror(errno));
@@ -416,8 +415,8 @@ enum status lib_ranks_open(const struct fdsl_trainer_config *config, uint32_t *r
         return config->world_size == 1
                    ? STATUS_OK
                    : status_set(STATUS_USAGE,
-                                "world_size: %" PRIu32 " ranks need a place to meet: address, mpi_comm "
-                                "or nccl_id",
+                                "world_size: %" PRIu32
+                                " ranks need a place to meet: address, mpi_comm or nccl_id",
                                 config->world_size);
     ranks.rank = (int)config->rank;
     ranks.size = (int)config->world_size;
@@ -440,15 +439,14 @@ void lib_ranks_close(void)
 
 /* ---- machine/comm.h ---- */
 
-void comm_set_timeout(double seconds)
+/* Pipelines pass messages between neighbours, which these ways to meet do not offer. */
+static enum status no_messages(void)
 {
-    (void)seconds;
+    return status_set(STATUS_UNAVAILABLE,
+                      "--parallel pipeline needs the program fdsl-bench; use --parallel data");
 }
 
-double comm_timeout(void)
-{
-    return 0;
-}
+#include "machine/comm_plain.h"
 
 int comm_rank(void)
 {
@@ -587,15 +585,6 @@ enum status comm_gather_local(const void *mine, size_t bytes, void *all)
     return STATUS_OK;
 }
 
-enum status comm_check_same(uint64_t mine, const char *what, const char *remedy)
-{
-    uint64_t first = mine;
-    TRY(comm_spread(&first, sizeof first));
-    return comm_agree(first == mine
-                          ? STATUS_OK
-                          : status_set(STATUS_USAGE, "its %s differ from those of rank 0; %s", what, remedy));
-}
-
 /* A library does not end the process of its caller, so it does not watch for ranks that are suspended. */
 enum status heartbeat_open(double limit_s, struct heartbeat **heartbeat)
 {
@@ -609,50 +598,6 @@ void heartbeat_close(struct heartbeat *heartbeat)
     (void)heartbeat;
 }
 
-/* Pipelines pass messages between neighbours, which these ways to meet do not offer. */
-static enum status no_channels(void)
-{
-    return status_set(STATUS_UNAVAILABLE,
-                      "--parallel pipeline needs the program fdsl-bench; use --parallel data");
-}
-
-/* Only the replicas of a pipeline are groups, so the only group is that of all ranks, which is NULL. */
-enum status comm_group_open(uint32_t number, struct comm_group **group)
-{
-    (void)number;
-    *group = NULL;
-    return comm_size() > 1 ? no_channels() : STATUS_OK;
-}
-
-void comm_group_close(struct comm_group *group)
-{
-    (void)group;
-}
-
-int comm_group_rank(const struct comm_group *group)
-{
-    (void)group;
-    return comm_rank();
-}
-
-int comm_group_size(const struct comm_group *group)
-{
-    (void)group;
-    return comm_size();
-}
-
-enum status comm_group_agree(const struct comm_group *group, enum status status)
-{
-    (void)group;
-    return comm_agree(status);
-}
-
-enum status comm_group_spread(const struct comm_group *group, void *data, size_t bytes)
-{
-    (void)group;
-    return comm_spread(data, bytes);
-}
-
 struct comm_reducer {
     size_t count;
 };
@@ -663,12 +608,6 @@ enum status comm_reducer_open(size_t count, struct comm_reducer **reducer)
     TRY(comm_agree(ALLOCATED(self, "out of memory")));
     self->count = count;
     return comm_check_same(count, "numbers of parameters", "give all ranks the same options");
-}
-
-enum status comm_reducer_open_in(const struct comm_group *group, size_t count, struct comm_reducer **reducer)
-{
-    (void)group;
-    return comm_reducer_open(count, reducer);
 }
 
 void comm_reducer_close(struct comm_reducer *reducer)
@@ -708,50 +647,3 @@ enum status comm_share_parts(float *values, const size_t *begins)
 }
 
 bool comm_shares_memory = false;
-
-enum status comm_channels_open(const struct comm_channel_spec *specs, size_t count,
-                               struct comm_channel **channels)
-{
-    bool any = false;
-    for (size_t i = 0; i < count; i++) {
-        any = any || specs[i].bytes > 0;
-        channels[i] = NULL;
-    }
-    return any ? no_channels() : STATUS_OK;
-}
-
-void comm_channel_close(struct comm_channel *channel)
-{
-    (void)channel;
-}
-
-bool comm_channel_shares(const struct comm_channel *channel)
-{
-    (void)channel;
-    return false;
-}
-
-void *comm_channel_memory(const struct comm_channel *channel, size_t *bytes, size_t *own_bytes)
-{
-    (void)channel;
-    *bytes = *own_bytes = 0;
-    return NULL;
-}
-
-enum status comm_channel_room(struct comm_channel *channel, void **buffer)
-{
-    (void)channel, (void)buffer;
-    return no_channels();
-}
-
-enum status comm_channel_send(struct comm_channel *channel, size_t bytes)
-{
-    (void)channel, (void)bytes;
-    return no_channels();
-}
-
-enum status comm_channel_receive(struct comm_channel *channel, void **buffer)
-{
-    (void)channel, (void)buffer;
-    return no_channels();
-}

@@ -1,10 +1,8 @@
 /* Rows of embeddings: opens the files, chooses rows with the code of the workload `ops`, and opens streams.
  */
-#include "lib/rows.h"
+#include "lib/sources.h"
 
-#include <math.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,20 +93,15 @@ static enum status open_set(const struct fdsl_rows_config *config, struct rows_s
         return status_set(STATUS_USAGE, "tensor: it is empty; name a tensor, or leave it out");
     if (config->labels && !*config->labels)
         return status_set(STATUS_USAGE, "labels: it is empty; leave it out for rows without labels");
-    enum status status = embeddings_open(config->path, tensor, &shared->set);
-    if (status != STATUS_OK)
-        return status_prefix(status, "path");
+    TRY(status_prefix(embeddings_open(config->path, tensor, &shared->set), "path"));
     if (shared->set->rows == 0)
         return status_set(STATUS_USAGE, "path: %s: all its tensors have 0 rows", config->path);
     if (shared->set->rows > UINT32_MAX)
         return status_set(STATUS_TOO_LARGE, "path: %s has more than 2^32 - 1 rows", config->path);
-    if (config->labels) {
-        status = embedding_labels(shared->set, config->labels, INT32_MIN, INT32_MAX, &shared->labels);
-        if (status != STATUS_OK)
-            return status_prefix(status, "labels");
-    }
-    status = embedding_hash(shared->set, shared->labels, &shared->hash);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "path");
+    if (config->labels)
+        TRY(status_prefix(
+            embedding_labels(shared->set, config->labels, INT32_MIN, INT32_MAX, &shared->labels), "labels"));
+    return status_prefix(embedding_hash(shared->set, shared->labels, &shared->hash), "path");
 }
 
 static enum status open_all(const struct fdsl_rows_config *config, struct rows *self)
@@ -129,12 +122,8 @@ static enum status open_all(const struct fdsl_rows_config *config, struct rows *
 
 enum fdsl_status fdsl_rows_config_init(struct fdsl_rows_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_rows_config){.size = size, .align = 1};
-    return lib_relay(status);
+    static const struct fdsl_rows_config defaults = {.size = sizeof defaults, .align = 1};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows)
@@ -193,13 +182,9 @@ void rows_describe(const struct rows *rows, struct fdsl_source_info *info)
 
 enum fdsl_status fdsl_select_config_init(struct fdsl_select_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_select_config){
-            .size = size, .norm_max = NORM_MOST, .dtype = "auto", .device = FDSL_CPU};
-    return lib_relay(status);
+    static const struct fdsl_select_config defaults = {
+        .size = sizeof defaults, .norm_max = NORM_MOST, .dtype = "auto", .device = FDSL_CPU};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 /* Gets a floating-point type by its name; "auto" is `automatic`. */
@@ -459,8 +444,7 @@ static enum status send_rows(struct rows *rows, const struct rows_device_steps *
                                                 .device = device,
                                                 .memory_limit = limit,
                                                 .threads = threads};
-    const enum status status = rows_device_open(&request, sent);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "device");
+    return status_prefix(rows_device_open(&request, sent), "device");
 }
 
 /* Runs steps on rows that are on a device. */
@@ -476,8 +460,7 @@ static enum status wrap_rows(const struct resident *from, const struct rows_devi
                                               .labels = info.labels,
                                               .numbers = from->of_set ? info.numbers : NULL,
                                               .device = info.device};
-    const enum status status = rows_device_wrap(&tensor, steps, 0, NULL, wrapped);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "device");
+    return status_prefix(rows_device_wrap(&tensor, steps, 0, NULL, wrapped), "device");
 }
 
 /* Replaces self->resident by `rows`, whose input were the rows of `self`, and self->numbers by those of the

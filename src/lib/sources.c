@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -52,12 +51,8 @@ enum status lib_check_process(const char *name, pid_t process)
 
 enum fdsl_status fdsl_source_config_init(struct fdsl_source_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_source_config){.size = size, .kind = "auto"};
-    return lib_relay(status);
+    static const struct fdsl_source_config defaults = {.size = sizeof defaults, .kind = "auto"};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 /* Ignores NULL. */
@@ -169,14 +164,11 @@ static enum status open_source(const struct fdsl_source_config *config, struct f
 
 /* ---- Opening ---- */
 
-enum status lib_source_new(const void *config, size_t given, size_t size, struct fdsl_source **source)
+enum status lib_source_new(const void *config, size_t size, struct fdsl_source **source)
 {
-    if (!source)
-        return status_set(STATUS_USAGE, "source: it is NULL");
+    TRY(lib_check_given("source", source));
     *source = NULL;
-    if (!config)
-        return status_set(STATUS_USAGE, "config: it is NULL");
-    TRY(lib_check_size("config", given, size));
+    TRY(lib_check_struct("config", config, size));
     struct fdsl_source *self = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
     self->dataset.directory = -1;
@@ -185,9 +177,6 @@ enum status lib_source_new(const void *config, size_t given, size_t size, struct
     *source = self;
     return STATUS_OK;
 }
-
-#define NEW_SOURCE(config, source) \
-    lib_source_new(config, (config) ? (config)->size : 0, sizeof *(config), source)
 
 enum fdsl_status lib_source_end(enum status status, struct fdsl_source **source)
 {
@@ -218,7 +207,7 @@ static enum status enter_and_open(const struct fdsl_source_config *config, struc
 
 enum fdsl_status fdsl_source_open(const struct fdsl_source_config *config, struct fdsl_source **source)
 {
-    enum status status = NEW_SOURCE(config, source);
+    enum status status = lib_source_new(config, sizeof *config, source);
     if (status == STATUS_OK)
         status = enter_and_open(config, *source);
     return lib_source_end(status, source);
@@ -259,7 +248,7 @@ static enum status enter_and_open_images(const struct images_wish *wish, struct 
 enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t count, int fresh,
                                   struct fdsl_source **source)
 {
-    enum status status = NEW_SOURCE(config, source);
+    enum status status = lib_source_new(config, sizeof *config, source);
     if (status != STATUS_OK)
         return lib_source_end(status, source);
     (*source)->generates = true;
@@ -270,7 +259,7 @@ enum fdsl_status fdsl_images_open(const struct fdsl_config *config, uint64_t cou
 enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fdsl_source **source)
 {
     struct environment before;
-    enum status status = NEW_SOURCE(config, source);
+    enum status status = lib_source_new(config, sizeof *config, source);
     if (status != STATUS_OK)
         return lib_source_end(status, source);
     struct fdsl_source *self = *source;
@@ -285,8 +274,7 @@ enum fdsl_status fdsl_rows_open(const struct fdsl_rows_config *config, struct fd
 /* Returns STATUS_OK if `from` is an open source of rows. */
 static enum status check_rows(const struct fdsl_source *from)
 {
-    if (!from)
-        return status_set(STATUS_USAGE, "from: it is NULL");
+    TRY(lib_check_given("from", from));
     TRY(lib_check_process("from", from->process));
     if (from->opening)
         return status_set(STATUS_USAGE,
@@ -311,7 +299,7 @@ static enum status enter_and_select(const struct fdsl_source *from, const struct
 enum fdsl_status fdsl_rows_select(struct fdsl_source *from, const struct fdsl_select_config *config,
                                   struct fdsl_source **source)
 {
-    enum status status = NEW_SOURCE(config, source);
+    enum status status = lib_source_new(config, sizeof *config, source);
     if (status == STATUS_OK)
         status = check_rows(from);
     if (status != STATUS_OK)
@@ -444,7 +432,7 @@ static enum status start_opening(struct fdsl_source *self)
 
 enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, struct fdsl_source **source)
 {
-    enum status status = NEW_SOURCE(config, source);
+    enum status status = lib_source_new(config, sizeof *config, source);
     if (status == STATUS_OK)
         status = new_opening(*source);
     if (status == STATUS_OK)
@@ -457,7 +445,7 @@ enum fdsl_status fdsl_source_begin(const struct fdsl_source_config *config, stru
 enum fdsl_status fdsl_images_begin(const struct fdsl_config *config, uint64_t count, int fresh,
                                    struct fdsl_source **source)
 {
-    enum status status = NEW_SOURCE(config, source);
+    enum status status = lib_source_new(config, sizeof *config, source);
     if (status == STATUS_OK)
         status = new_opening(*source);
     if (status != STATUS_OK)
@@ -470,7 +458,7 @@ enum fdsl_status fdsl_images_begin(const struct fdsl_config *config, uint64_t co
 enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_select_config *config,
                                  struct fdsl_source **source)
 {
-    enum status status = NEW_SOURCE(config, source);
+    enum status status = lib_source_new(config, sizeof *config, source);
     if (status == STATUS_OK)
         status = check_rows(from);
     if (status == STATUS_OK)
@@ -485,8 +473,9 @@ enum fdsl_status fdsl_rows_begin(struct fdsl_source *from, const struct fdsl_sel
 
 enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
 {
-    enum status status = source ? lib_check_process("source", source->process)
-                                : status_set(STATUS_USAGE, "source: it is NULL");
+    enum status status = lib_check_given("source", source);
+    if (status == STATUS_OK)
+        status = lib_check_process("source", source->process);
     if (status == STATUS_OK)
         status = lib_check_seconds("seconds", seconds);
     if (status != STATUS_OK)
@@ -508,8 +497,7 @@ enum fdsl_status fdsl_source_wait(struct fdsl_source *source, double seconds)
 
 enum status lib_source_check(const struct fdsl_source *source)
 {
-    if (!source)
-        return status_set(STATUS_USAGE, "source: it is NULL");
+    TRY(lib_check_given("source", source));
     return source->opening ? status_set(STATUS_USAGE, "source: it is not open; call fdsl_source_wait() until "
                                                       "it returns FDSL_OK")
                            : STATUS_OK;
@@ -526,10 +514,8 @@ uint32_t lib_source_samples(const struct fdsl_source *source)
 enum fdsl_status fdsl_source_describe(const struct fdsl_source *source, struct fdsl_source_info *info)
 {
     enum status status = lib_source_check(source);
-    if (status == STATUS_OK && !info)
-        status = status_set(STATUS_USAGE, "info: it is NULL");
     if (status == STATUS_OK)
-        status = lib_check_size("info", info->size, sizeof *info);
+        status = lib_check_struct("info", info, sizeof *info);
     if (status != STATUS_OK)
         return lib_relay(status);
     *info = (struct fdsl_source_info){.size = sizeof *info,

@@ -1,4 +1,5 @@
-/* Sources of streams (sources.c): data sets, generated images and rows of embeddings. */
+/* Sources of streams: data sets (sources.c), mixtures (mix.c), generated images (images.c), and rows of
+ * embeddings (rows.c). */
 #ifndef FDSL_LIB_SOURCES_H
 #define FDSL_LIB_SOURCES_H
 
@@ -9,11 +10,122 @@
 #include <sys/types.h>
 
 #include "data/dataset.h"
+#include "data/device_batches.h"
+#include "data/image_output.h"
 #include "data/mixture.h"
+#include "data/random_draws.h"
 #include "data/remote.h"
 #include "lib/call.h"
-#include "lib/images.h"
-#include "lib/rows.h"
+#include "synth/input.h"
+
+/* ---- Generated images ---- */
+
+struct images {
+    struct synth synth;
+    int generator; /* index of lib_find_generator() */
+    uint32_t count;
+    uint64_t fresh; /* increment of image numbers per epoch */
+    uint64_t hash;  /* of everything that determines the pixels, but not of the output format */
+};
+
+/* Opens the images of fdsl_images_open(). The caller closes them with images_free(), even after an error. */
+enum status images_open(const struct fdsl_config *config, uint64_t count, int fresh, struct images *images);
+void images_free(struct images *images);
+
+/* Returns the largest label plus 1. */
+static inline uint32_t images_classes(const struct images *images)
+{
+    const struct synth *synth = &images->synth;
+    uint32_t classes = 0;
+    for (uint32_t c = 0; c < synth->class_count; c++)
+        classes = synth->rows[c].id >= classes ? synth->rows[c].id + 1 : classes;
+    return classes;
+}
+
+/* Sets the type and the layout of `output`, and `*transform` to the hash of the output format. */
+void images_get_format(const struct images *images, struct image_output *output, uint64_t *transform);
+
+/* Opens what a mixture needs of generated images on config->device: the generator, for `batch` images. */
+enum status images_mixed_source(const struct images *images, const struct fdsl_stream_config *config,
+                                uint32_t batch, struct device_mixed_source *source);
+
+/* A source of generated images. */
+struct images_plan {
+    struct stream_plan plan;
+    struct device_order order; /* lists the same samples as `plan`; `fresh`, `host_numbers` and `captures` are
+                                  not set */
+    uint64_t (*number)(const void *context, uint64_t epoch, uint32_t number); /* as in struct
+                                  generated_stream_request; NULL: none */
+    bool even; /* all steps have the same number of samples on this rank */
+};
+
+/* Opens a stream in host memory (`*stream`) or on config->device (`*batches`; `*stream` is its stream). The
+ * images must outlive the stream. */
+enum status images_stream_open(const struct images *images, const struct fdsl_stream_config *config,
+                               const struct images_plan *plan, struct stream **stream,
+                               struct device_batches **batches);
+
+/* ---- Rows of embeddings ---- */
+
+/* Some rows of a set of embeddings. Which ones does not change; threads may share them. */
+struct rows;
+
+/* Open the rows of fdsl_rows_open() and fdsl_rows_select(). Both check the fields of `config`. `*rows` is
+ * NULL after an error. When another thread sets `*cancel`, rows_select() fails soon. */
+enum status rows_open(const struct fdsl_rows_config *config, struct rows **rows);
+enum status rows_select(struct rows *from, const struct fdsl_select_config *config, const atomic_bool *cancel,
+                        struct rows **rows);
+
+/* Frees rows; NULL is allowed. What other rows share with them stays. */
+void rows_free(struct rows *rows);
+
+uint32_t rows_count(const struct rows *rows); /* at least 1 */
+bool rows_labelled(const struct rows *rows);
+uint64_t rows_hash(const struct rows *rows); /* struct fdsl_source_info.hash */
+
+/* Sets the fields of `info` that describe rows, and `samples`, `bytes` and `files`. */
+void rows_describe(const struct rows *rows, struct fdsl_source_info *info);
+
+/* The samples of a stream of rows. */
+struct rows_format {
+    enum dtype type;
+    uint32_t width;     /* values per row, with the padding */
+    uint64_t transform; /* hash of both */
+};
+
+/* Checks `dtype`, and describes what the stream delivers. */
+enum status rows_check_format(const struct rows *rows, const struct fdsl_stream_config *config,
+                              struct rows_format *format);
+
+/* Lists the numbers of rows in host memory, if only a device has them. To be called before rows_order().
+ * Thread safe. STATUS_EXHAUSTED if memory runs out, or the failure of the copy. */
+enum status rows_list(struct rows *rows);
+
+/* The order of epoch `epoch`: which row of the files is at a position. Without `shuffle`, the order of
+ * `rows`. */
+struct rows_order {
+    const struct rows *rows;
+    bool shuffle;
+    struct draw_order order;
+};
+struct rows_order rows_order(const struct rows *rows, bool shuffle, uint64_t seed, uint64_t epoch);
+uint32_t rows_order_at(const struct rows_order *order, uint32_t position);
+
+/* The order of a stream. */
+struct rows_plan {
+    struct stream_plan plan; /* lists numbers of rows in the files (rows_order_at()) */
+    uint64_t seed;
+    bool shuffle;
+    uint32_t global, rank, ranks; /* rows of a step of all ranks */
+};
+
+/* Opens a stream in host memory (`*stream`) or on config->device (`*batches`; `*stream` is its stream, and
+ * batches have no list of numbers). `rows` must outlive the stream. */
+enum status rows_stream_open(struct rows *rows, const struct fdsl_stream_config *config,
+                             const struct rows_format *format, const struct rows_plan *plan,
+                             struct stream **stream, struct device_batches **batches);
+
+/* ---- Sources ---- */
 
 /* Data sets and global batches must have fewer samples, because draw_lanes() cannot order more. */
 #define LIB_SAMPLES_MAX (UINT32_C(1) << 31)
@@ -103,10 +215,10 @@ enum status lib_source_check(const struct fdsl_source *source);
 
 uint32_t lib_source_samples(const struct fdsl_source *source);
 
-/* Checks the arguments, and allocates a source that is not open. `given` is the size of the configuration as
- * the caller says it, and `size` its size. lib_source_end() returns the result of opening a source. If
- * opening failed, it closes the source, if there is one. */
-enum status lib_source_new(const void *config, size_t given, size_t size, struct fdsl_source **source);
+/* Checks the arguments, and allocates a source that is not open. `size` is that of the configuration.
+ * lib_source_end() returns the result of opening a source. If opening failed, it closes the source, if there
+ * is one. */
+enum status lib_source_new(const void *config, size_t size, struct fdsl_source **source);
 enum fdsl_status lib_source_end(enum status status, struct fdsl_source **source);
 
 /* Ends one use of a source. The last one frees it. */

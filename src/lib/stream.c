@@ -96,41 +96,39 @@ struct fdsl_stream {
     bool closed;
 };
 
+/* The defaults of a configuration. */
+static const struct fdsl_stream_config plain = {.size = sizeof plain,
+                                                .batch_size = 256,
+                                                .world_size = 1,
+                                                .shuffle = 1,
+                                                .shuffle_buffer = STREAM_SHUFFLE,
+                                                .lanes = STREAM_LANES,
+                                                .fit = "resize",
+                                                .channels = 3,
+                                                .layout = "nchw",
+                                                .dtype = "auto",
+                                                .std = {1, 1, 1},
+                                                .prefetch = 2,
+                                                .held = 1,
+                                                .on_error = "fail",
+                                                .device = FDSL_CPU,
+                                                .decoder = "auto",
+                                                .device_share = -1,
+                                                .rand_augment = -1,
+                                                .rand_augment_ops = 2,
+                                                .brightness = {1, 1},
+                                                .contrast = {1, 1},
+                                                .saturation = {1, 1},
+                                                .color_jitter_p = 1,
+                                                .blur_sigma = {0.1, 2},
+                                                .blur_kernel = 23,
+                                                .axes = "cthw",
+                                                .crop_scale = {0.08, 1},
+                                                .crop_ratio = {3.0 / 4, 4.0 / 3}};
+
 enum fdsl_status fdsl_stream_config_init(struct fdsl_stream_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config = (struct fdsl_stream_config){.size = size,
-                                              .batch_size = 256,
-                                              .world_size = 1,
-                                              .shuffle = 1,
-                                              .shuffle_buffer = STREAM_SHUFFLE,
-                                              .lanes = STREAM_LANES,
-                                              .fit = "resize",
-                                              .channels = 3,
-                                              .layout = "nchw",
-                                              .dtype = "auto",
-                                              .std = {1, 1, 1},
-                                              .prefetch = 2,
-                                              .held = 1,
-                                              .on_error = "fail",
-                                              .device = FDSL_CPU,
-                                              .decoder = "auto",
-                                              .device_share = -1,
-                                              .rand_augment = -1,
-                                              .rand_augment_ops = 2,
-                                              .brightness = {1, 1},
-                                              .contrast = {1, 1},
-                                              .saturation = {1, 1},
-                                              .color_jitter_p = 1,
-                                              .blur_sigma = {0.1, 2},
-                                              .blur_kernel = 23,
-                                              .axes = "cthw",
-                                              .crop_scale = {0.08, 1},
-                                              .crop_ratio = {3.0 / 4, 4.0 / 3}};
-    return lib_relay(status);
+    return lib_set_config(config, size, &plain, sizeof plain);
 }
 
 /* ---- The order ---- */
@@ -242,9 +240,7 @@ static const enum fit_how fits[] = {FIT_RESIZE, FIT_CROP, FIT_RANDOM_RESIZED_CRO
 static enum status check_shape(struct set_stream_request *request)
 {
     const uint32_t channels = request->channels;
-    const enum status status = set_stream_find_shape(request);
-    if (status != STATUS_OK)
-        return status_prefix(status, "path: cannot find the size of the images");
+    TRY(status_prefix(set_stream_find_shape(request), "path: cannot find the size of the images"));
     if (request->fit.res)
         return STATUS_OK;
     if (request->type != DTYPE_U8)
@@ -257,8 +253,8 @@ static enum status check_shape(struct set_stream_request *request)
     return channels == 0 || request->channels == channels
                ? STATUS_OK
                : status_set(STATUS_USAGE,
-                            "channels: it is %u, but the first image has %u; set channels to %u, or choose "
-                            "a transform, which converts them",
+                            "channels: it is %u, but the first image has %u; set channels to %u, or choose a "
+                            "transform, which converts them",
                             channels, request->channels, request->channels);
 }
 
@@ -287,8 +283,6 @@ static bool same_range(const double *range, const double *other)
 /* Returns whether the parts of random-resized-crop have their default range. */
 static bool has_plain_crop(const struct fdsl_stream_config *config)
 {
-    struct fdsl_stream_config plain;
-    (void)fdsl_stream_config_init(&plain, sizeof plain);
     return same_range(config->crop_scale, plain.crop_scale) &&
            same_range(config->crop_ratio, plain.crop_ratio);
 }
@@ -411,24 +405,21 @@ static enum status set_axes(const struct fdsl_stream_config *config, struct fdsl
     int axes;
     TRY(lib_find_name("axes", config->axes, names, &axes));
     if (!clips)
-        return axes == 0
-                   ? STATUS_OK
-                   : status_set(STATUS_USAGE, "axes: it is for clips, but the samples are images; leave it "
-                                              "at its default, or set layout");
+        return axes == 0 ? STATUS_OK
+                         : status_set(STATUS_USAGE, "axes: it is for clips, but the samples are images; "
+                                                    "leave it at its default, or set layout");
     const char *field = rand_augments(config) ? "rand_augment"
                         : config->mixup > 0   ? "mixup"
                         : config->cutmix > 0  ? "cutmix"
                                               : NULL;
     if (field)
-        return status_set(STATUS_USAGE,
-                          "%s: it is for images, but the samples are clips of %u frames; leave it at "
-                          "its default",
-                          field, request->depth);
-    if (self->output.interleaved)
         return status_set(
             STATUS_USAGE,
-            "layout: it is for images, but the samples are clips; leave it at its default, and set "
-            "axes to \"thwc\"");
+            "%s: it is for images, but the samples are clips of %u frames; leave it at its default", field,
+            request->depth);
+    if (self->output.interleaved)
+        return status_set(STATUS_USAGE, "layout: it is for images, but the samples are clips; leave it at "
+                                        "its default, and set axes to \"thwc\"");
     self->output.interleaved = axes == 2;
     self->output.frames = axes == 1;
     return STATUS_OK;
@@ -437,7 +428,6 @@ static enum status set_axes(const struct fdsl_stream_config *config, struct fdsl
 /* Sets the policy of RandAugment, and what timm's operations fill areas outside an image with. */
 static enum status set_policy(const struct fdsl_stream_config *config, struct rand_augment *rand)
 {
-    static const struct fdsl_stream_config usual = {.std = {1, 1, 1}};
     const char *text = config->rand_augment_policy;
     if (!text)
         return STATUS_OK;
@@ -449,8 +439,8 @@ static enum status set_policy(const struct fdsl_stream_config *config, struct ra
                           "pdp2026-m28, or set rand_augment to a number",
                           text);
     TRY(rand_augment_parse("rand_augment_policy", text, rand));
-    const bool known = memcmp(config->mean, usual.mean, sizeof usual.mean) != 0 ||
-                       memcmp(config->std, usual.std, sizeof usual.std) != 0;
+    const bool known = memcmp(config->mean, plain.mean, sizeof plain.mean) != 0 ||
+                       memcmp(config->std, plain.std, sizeof plain.std) != 0;
     for (uint32_t c = 0; c < COUNT_OF(rand->policy.fill) && rand->policy.kind == AUGMENT_TIMM; c++)
         rand->policy.fill[c] = known ? (uint8_t)fmin(fmax(rint(255 * config->mean[c]), 0), 255) : 128;
     return STATUS_OK;
@@ -508,9 +498,8 @@ static enum status set_mixing(const struct fdsl_stream_config *config, struct fd
                    ? STATUS_OK
                    : status_set(STATUS_USAGE, "classes: it has an effect only with mixup or cutmix");
     if (config->classes == 0 && source->classes < 2)
-        return status_set(STATUS_USAGE,
-                          "classes: the targets of mixup and cutmix need the number of classes, and the data "
-                          "set does not name its classes; set it");
+        return status_set(STATUS_USAGE, "classes: the targets of mixup and cutmix need the number of "
+                                        "classes, and the data set does not name its classes; set it");
     self->info.classes = config->classes ? config->classes : source->classes;
     self->order.mixes = true;
     self->mixing = mixing;
@@ -686,8 +675,7 @@ static enum status choose_decoder(const struct fdsl_stream_config *config, const
     if (decodes && config->device < 0)
         return status_set(
             STATUS_USAGE,
-            "decoder: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 or another "
-            "CUDA device",
+            "decoder: '%s' works on CUDA devices, but device is FDSL_CPU; set it to 0 or another CUDA device",
             config->decoder);
     if (share > 0 && config->device < 0)
         return status_set(
@@ -768,8 +756,6 @@ static bool same_text(const char *text, const char *other)
 /* `ignoring`: one of the above. `what` names the samples. */
 static enum status check_defaults(const struct fdsl_stream_config *config, const char *what, int ignoring)
 {
-    struct fdsl_stream_config plain;
-    (void)fdsl_stream_config_init(&plain, sizeof plain);
     const struct {
         const char *field;
         bool is_default;
@@ -884,10 +870,10 @@ static enum status check_mixed(const struct fdsl_stream_config *config)
                         : config->cutmix > 0  ? "cutmix"
                         : config->classes > 0 ? "classes"
                                               : NULL;
-    return field ? status_set(STATUS_USAGE,
-                              "%s: it has no effect on mixtures; mix the images of a batch in the training "
-                              "loop",
-                              field)
+    return field ? status_set(
+                       STATUS_USAGE,
+                       "%s: it has no effect on mixtures; mix the images of a batch in the training loop",
+                       field)
                  : STATUS_OK;
 }
 
@@ -912,7 +898,7 @@ static enum status open_part(const struct fdsl_stream_config *config, struct fds
     const enum status status = self->source->generates
                                    ? open_images(config, self, plan)
                                    : open_set(config, self, plan, (enum set_stream_error)on_error);
-    return status == STATUS_OK ? STATUS_OK : status_prefix(status, "source %u of the mixture", k);
+    return status_prefix(status, "source %u of the mixture", k);
 }
 
 /* Checks that the sources of a mixture deliver images of one format, and takes it. */
@@ -933,12 +919,11 @@ static enum status join_formats(struct fdsl_stream *self)
         if (memcmp(a, b, sizeof first->info.shape) != 0 || part->output.type != first->output.type ||
             part->output.interleaved != first->output.interleaved ||
             part->output.frames != first->output.frames)
-            return status_set(
-                STATUS_USAGE,
-                "the images of source %u of the mixture are %s of %ux%ux%u%s, those of source 0 "
-                "%s of %ux%ux%u%s; give all sources one size, layout and type",
-                k, dtype_names[part->output.type], b[0], b[1], b[2], b[3] ? " (clips)" : "",
-                dtype_names[first->output.type], a[0], a[1], a[2], a[3] ? " (clips)" : "");
+            return status_set(STATUS_USAGE,
+                              "the images of source %u of the mixture are %s of %ux%ux%u%s, those of source "
+                              "0 %s of %ux%ux%u%s; give all sources one size, layout and type",
+                              k, dtype_names[part->output.type], b[0], b[1], b[2], b[3] ? " (clips)" : "",
+                              dtype_names[first->output.type], a[0], a[1], a[2], a[3] ? " (clips)" : "");
         self->transform = checksum_seeded(&part->transform, sizeof part->transform, self->transform + k);
     }
     return STATUS_OK;
@@ -1110,13 +1095,10 @@ static void free_stream(struct fdsl_stream *self)
 static enum status new_stream(struct fdsl_source *source, const struct fdsl_stream_config *config,
                               struct fdsl_stream **stream)
 {
-    if (!stream)
-        return status_set(STATUS_USAGE, "stream: it is NULL");
+    TRY(lib_check_given("stream", stream));
     *stream = NULL;
     TRY(lib_source_check(source));
-    if (!config)
-        return status_set(STATUS_USAGE, "config: it is NULL");
-    TRY(lib_check_size("config", config->size, sizeof *config));
+    TRY(lib_check_struct("config", config, sizeof *config));
     TRY(lib_check_process("source", source->process));
     struct fdsl_stream *self = calloc(1, sizeof *self);
     TRY(ALLOCATED(self, "out of memory"));
@@ -1207,18 +1189,21 @@ void fdsl_stream_close(struct fdsl_stream *stream)
 
 static enum status check_opened(const struct fdsl_stream *stream)
 {
-    return stream->opening ? status_set(STATUS_USAGE, "stream: it is not open; call fdsl_stream_wait() until "
-                                                      "it returns FDSL_OK")
-                           : STATUS_OK;
+    return stream->opening
+               ? status_set(STATUS_USAGE,
+                            "stream: it is not open; call fdsl_stream_wait() until it returns FDSL_OK")
+               : STATUS_OK;
 }
 
 enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct fdsl_stream_info *info)
 {
-    if (!stream || !info)
-        return lib_invalid(stream ? "info: it is NULL" : "stream: it is NULL");
-    enum status status = check_opened(stream);
+    enum status status = lib_check_given("stream", stream);
     if (status == STATUS_OK)
-        status = lib_check_size("info", info->size, sizeof *info);
+        status = lib_check_given("info", info);
+    if (status == STATUS_OK)
+        status = check_opened(stream);
+    if (status == STATUS_OK)
+        status = lib_check_struct("info", info, sizeof *info);
     if (status == STATUS_OK) {
         *info = stream->info;
         info->size = sizeof *info;
@@ -1230,8 +1215,8 @@ enum fdsl_status fdsl_stream_describe(const struct fdsl_stream *stream, struct f
 
 static enum status check_process(const struct fdsl_stream *stream)
 {
-    return stream ? lib_check_process("stream", stream->process)
-                  : status_set(STATUS_USAGE, "stream: it is NULL");
+    TRY(lib_check_given("stream", stream));
+    return lib_check_process("stream", stream->process);
 }
 
 static enum status check_stream(const struct fdsl_stream *stream)
@@ -1275,11 +1260,11 @@ static enum status check_masks(const struct fdsl_stream *stream, const char *nam
 {
     return stream->info.mask_bytes
                ? STATUS_OK
-               : status_set(STATUS_USAGE,
-                            "%s: the stream has no masks; generated images of some formulas have them, such "
-                            "as segrcdb, and data sets whose samples have the member mask.png or "
-                            "multihot.npy",
-                            name);
+               : status_set(
+                     STATUS_USAGE,
+                     "%s: the stream has no masks; generated images of some formulas have them, such as "
+                     "segrcdb, and data sets whose samples have the member mask.png or multihot.npy",
+                     name);
 }
 
 /* Checks that a stream has targets. */
@@ -1506,8 +1491,8 @@ enum fdsl_status fdsl_stream_fill_masks(struct fdsl_stream *stream, void *images
 
 static enum status check_batch(const struct fdsl_batch *batch)
 {
-    TRY(batch ? lib_check_process("batch", batch->owner->process)
-              : status_set(STATUS_USAGE, "batch: it is NULL"));
+    TRY(lib_check_given("batch", batch));
+    TRY(lib_check_process("batch", batch->owner->process));
     pthread_mutex_lock(&batch->owner->lock);
     const bool held = batch->held;
     pthread_mutex_unlock(&batch->owner->lock);
@@ -1517,10 +1502,8 @@ static enum status check_batch(const struct fdsl_batch *batch)
 enum fdsl_status fdsl_batch_describe(const struct fdsl_batch *batch, struct fdsl_batch_info *info)
 {
     enum status status = check_batch(batch);
-    if (status == STATUS_OK && !info)
-        status = status_set(STATUS_USAGE, "info: it is NULL");
     if (status == STATUS_OK)
-        status = lib_check_size("info", info->size, sizeof *info);
+        status = lib_check_struct("info", info, sizeof *info);
     if (status == STATUS_OK)
         *info = (struct fdsl_batch_info){.size = sizeof *info,
                                          .count = batch->batch.samples.count,
@@ -1550,8 +1533,8 @@ enum fdsl_status fdsl_batch_tensor(struct fdsl_batch *batch, enum fdsl_field fie
                                    struct fdsl_tensor *tensor)
 {
     enum status status = check_batch(batch);
-    if (status == STATUS_OK && !tensor)
-        status = status_set(STATUS_USAGE, "tensor: it is NULL");
+    if (status == STATUS_OK)
+        status = lib_check_given("tensor", tensor);
     if (status != STATUS_OK)
         return lib_relay(status);
     const struct fdsl_stream *stream = batch->owner;
@@ -1677,12 +1660,6 @@ static enum status locate(const struct fdsl_stream *stream)
     return status;
 }
 
-static enum status check_state(const struct fdsl_state *state)
-{
-    return state ? lib_check_size("state", state->size, sizeof *state)
-                 : status_set(STATUS_USAGE, "state: it is NULL");
-}
-
 /* Sets the state of a stream at its position. */
 static enum status save(const struct fdsl_stream *stream, struct stream_state *state)
 {
@@ -1707,33 +1684,18 @@ static enum status save(const struct fdsl_stream *stream, struct stream_state *s
 }
 
 /* Convert between the state of the interface and that of the files. */
+#define STATE(from)                                                                                     \
+    .epoch = (from)->epoch, .sample = (from)->sample, .samples = (from)->samples, .seed = (from)->seed, \
+    .data = (from)->data, .transform = (from)->transform, .global_batch = (from)->global_batch,         \
+    .lanes = (from)->lanes, .shuffle_buffer = (from)->shuffle_buffer, .drop_last = (from)->drop_last
 static struct fdsl_state given_state(const struct stream_state *state)
 {
-    return (struct fdsl_state){.size = sizeof(struct fdsl_state),
-                               .epoch = state->epoch,
-                               .sample = state->sample,
-                               .samples = state->samples,
-                               .seed = state->seed,
-                               .data = state->data,
-                               .transform = state->transform,
-                               .global_batch = state->global_batch,
-                               .lanes = state->lanes,
-                               .shuffle_buffer = state->shuffle_buffer,
-                               .drop_last = state->drop_last};
+    return (struct fdsl_state){.size = sizeof(struct fdsl_state), STATE(state)};
 }
 
 static struct stream_state taken_state(const struct fdsl_state *state)
 {
-    return (struct stream_state){.epoch = state->epoch,
-                                 .sample = state->sample,
-                                 .samples = state->samples,
-                                 .seed = state->seed,
-                                 .data = state->data,
-                                 .transform = state->transform,
-                                 .global_batch = state->global_batch,
-                                 .lanes = state->lanes,
-                                 .shuffle_buffer = state->shuffle_buffer,
-                                 .drop_last = state->drop_last};
+    return (struct stream_state){STATE(state)};
 }
 
 enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_state *state)
@@ -1741,7 +1703,7 @@ enum fdsl_status fdsl_stream_save(const struct fdsl_stream *stream, struct fdsl_
     struct stream_state own;
     enum status status = check_stream(stream);
     if (status == STATUS_OK)
-        status = check_state(state);
+        status = lib_check_struct("state", state, sizeof *state);
     if (status == STATUS_OK)
         status = save(stream, &own);
     if (status == STATUS_OK)
@@ -1754,12 +1716,11 @@ static enum status load(struct fdsl_stream *stream, const struct fdsl_state *giv
     const struct stream_state state = taken_state(given);
     struct stream_state own;
     TRY(save(stream, &own));
-    TRY(stream_state_check(
-        "state", &state, &own, stream->info.steps,
-        stream->source->rows
-            ? "dtype and align"
-            : "out_res, fit, flip, exact_resize, rand_augment, changes of colour, erasing, mixup, cutmix, "
-              "classes, channels, layout, dtype, mean and std"));
+    TRY(stream_state_check("state", &state, &own, stream->info.steps,
+                           stream->source->rows
+                               ? "dtype and align"
+                               : "out_res, fit, flip, exact_resize, rand_augment, changes of colour, "
+                                 "erasing, mixup, cutmix, classes, channels, layout, dtype, mean and std"));
     return seek(stream, state.epoch, state.sample / own.global_batch);
 }
 
@@ -1767,15 +1728,15 @@ enum fdsl_status fdsl_stream_load(struct fdsl_stream *stream, const struct fdsl_
 {
     enum status status = check_stream(stream);
     if (status == STATUS_OK)
-        status = check_state(state);
+        status = lib_check_struct("state", state, sizeof *state);
     return lib_relay(status == STATUS_OK ? load(stream, state) : status);
 }
 
 enum fdsl_status fdsl_state_write(const struct fdsl_state *state, const char *path)
 {
-    enum status status = check_state(state);
-    if (status == STATUS_OK && !path)
-        status = status_set(STATUS_USAGE, "path: it is NULL");
+    enum status status = lib_check_struct("state", state, sizeof *state);
+    if (status == STATUS_OK)
+        status = lib_check_given("path", path);
     if (status != STATUS_OK)
         return lib_relay(status);
     const struct stream_state own = taken_state(state);
@@ -1785,9 +1746,11 @@ enum fdsl_status fdsl_state_write(const struct fdsl_state *state, const char *pa
 enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *state)
 {
     struct stream_state own;
-    enum status status = check_state(state);
+    enum status status = lib_check_struct("state", state, sizeof *state);
     if (status == STATUS_OK)
-        status = path ? stream_state_read(path, &own) : status_set(STATUS_USAGE, "path: it is NULL");
+        status = lib_check_given("path", path);
+    if (status == STATUS_OK)
+        status = stream_state_read(path, &own);
     if (status == STATUS_OK)
         *state = given_state(&own);
     return lib_relay(status);
@@ -1796,10 +1759,8 @@ enum fdsl_status fdsl_state_read(const char *path, struct fdsl_state *state)
 enum fdsl_status fdsl_stream_stats(struct fdsl_stream *stream, struct fdsl_stream_stats *stats)
 {
     enum status status = check_stream(stream);
-    if (status == STATUS_OK && !stats)
-        status = status_set(STATUS_USAGE, "stats: it is NULL");
     if (status == STATUS_OK)
-        status = lib_check_size("stats", stats->size, sizeof *stats);
+        status = lib_check_struct("stats", stats, sizeof *stats);
     if (status != STATUS_OK)
         return lib_relay(status);
     struct stream_stats own;

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "core/array.h"
-#include "core/text.h"
 #include "lib/call.h"
 #include "machine/comm.h"
 #include "machine/device.h"
@@ -61,6 +60,8 @@ struct fdsl_trainer {
 };
 
 static atomic_int user; /* process with an open trainer, or 0: options, ranks and data have static parts */
+static atomic_int
+    opener; /* process that has opened a trainer, or 0: OpenMP's threads do not survive fork() */
 
 /* ---- Messages ---- */
 
@@ -89,13 +90,9 @@ static enum fdsl_status relay(enum status status)
 
 enum fdsl_status fdsl_trainer_config_init(struct fdsl_trainer_config *config, size_t size)
 {
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    const enum status status = lib_check_size("config", size, sizeof *config);
-    if (status == STATUS_OK)
-        *config =
-            (struct fdsl_trainer_config){.size = size, .variant = "auto", .dtype = "u8", .world_size = 1};
-    return lib_relay(status);
+    static const struct fdsl_trainer_config defaults = {
+        .size = sizeof defaults, .variant = "auto", .dtype = "u8", .world_size = 1};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
 }
 
 static enum status add_argument(struct fdsl_trainer *self, const char *name, const char *value)
@@ -422,9 +419,7 @@ enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, str
     if (!trainer)
         return lib_invalid("trainer: it is NULL");
     *trainer = NULL;
-    if (!config)
-        return lib_invalid("config: it is NULL");
-    if (lib_check_size("config", config->size, sizeof *config) != STATUS_OK)
+    if (lib_check_struct("config", config, sizeof *config) != STATUS_OK)
         return lib_relay(STATUS_USAGE);
     int other = 0;
     if (!atomic_compare_exchange_strong(&user, &other, (int)getpid()))
@@ -432,6 +427,13 @@ enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, str
             other == (int)getpid()
                 ? "trainer: another one is open in this process; close it first, or use another process"
                 : "trainer: this process was forked while one was open; fork before, or start a new process");
+    other = 0;
+    if (!atomic_compare_exchange_strong(&opener, &other, (int)getpid()) && other != (int)getpid()) {
+        atomic_store(&user, 0);
+        return lib_invalid(
+            "trainer: this process was forked after one had been open; fork before, or start a new "
+            "process");
+    }
     struct fdsl_trainer *self = calloc(1, sizeof *self);
     enum status status = ALLOCATED(self, "out of memory");
     if (!self) {
@@ -471,8 +473,7 @@ static enum status begin(const struct fdsl_trainer *trainer, struct environment 
 {
     *before = (struct environment){.device = -1};
     status_forget_warnings();
-    if (!trainer)
-        return status_set(STATUS_USAGE, "trainer: it is NULL");
+    TRY(lib_check_given("trainer", trainer));
     if (trainer->process != getpid())
         return status_set(STATUS_FAILED,
                           "trainer: it was opened before fork(); use it in the process that opened it");
@@ -506,10 +507,8 @@ enum fdsl_status fdsl_trainer_describe(const struct fdsl_trainer *trainer, struc
     struct environment before;
     struct trainer_position position;
     enum status status = begin(trainer, &before);
-    if (status == STATUS_OK && !info)
-        status = status_set(STATUS_USAGE, "info: it is NULL");
     if (status == STATUS_OK)
-        status = lib_check_size("info", info->size, sizeof *info);
+        status = lib_check_struct("info", info, sizeof *info);
     if (status == STATUS_OK) {
         const struct train_epoch *latest = &trainer->latest;
         trainer_position(trainer->state, &position);
@@ -738,14 +737,14 @@ static enum status check_batch(const struct fdsl_trainer *self, const struct fds
                                bool *on_device, struct lib_batch_parts *parts)
 {
     const struct given *given = &self->given;
-    if (!batch || !batch->images)
-        return status_set(STATUS_USAGE, batch ? "images: it is NULL" : "batch: it is NULL");
-    TRY(lib_check_size("batch", batch->size, sizeof *batch));
+    TRY(lib_check_given("batch", batch));
+    TRY(lib_check_given("images", batch->images));
+    TRY(lib_check_struct("batch", batch, sizeof *batch));
     if (!self->hands_over)
         return status_set(STATUS_USAGE,
                           "batch: the trainer has its own samples; open it with the field samples");
-    if (given->multi_hot ? !batch->multi_hot : !batch->labels)
-        return status_set(STATUS_USAGE, "%s: it is NULL", given->multi_hot ? "multi_hot" : "labels");
+    TRY(given->multi_hot ? lib_check_given("multi_hot", batch->multi_hot)
+                         : lib_check_given("labels", batch->labels));
     if (!(batch->share >= 0 && batch->share <= 1) ||
         (!given->mixed && batch->share != 0 && batch->share != 1))
         return status_set(STATUS_USAGE, "share: %g is %s", (double)batch->share,
@@ -797,19 +796,13 @@ enum fdsl_status fdsl_trainer_step_batch(struct fdsl_trainer *trainer, const str
 
 /* ---- Results ---- */
 
-static enum status check_score(const struct fdsl_trainer_score *score)
-{
-    return score ? lib_check_size("score", score->size, sizeof *score)
-                 : status_set(STATUS_USAGE, "score: it is NULL");
-}
-
 enum fdsl_status fdsl_trainer_read(struct fdsl_trainer *trainer, struct fdsl_trainer_score *score)
 {
     struct environment before;
     struct train_totals totals;
     enum status status = begin(trainer, &before);
     if (status == STATUS_OK)
-        status = check_score(score);
+        status = lib_check_struct("score", score, sizeof *score);
     if (status != STATUS_OK)
         return end(trainer, &before, status, false);
     status = trainer_read(trainer->state, &totals);
@@ -837,7 +830,7 @@ enum fdsl_status fdsl_trainer_evaluate(struct fdsl_trainer *trainer, struct fdsl
     struct judgement judged;
     enum status status = begin(trainer, &before);
     if (status == STATUS_OK)
-        status = check_score(score);
+        status = lib_check_struct("score", score, sizeof *score);
     if (status == STATUS_OK && trainer->hands_over)
         status = status_set(STATUS_USAGE, "trainer: it has no test set; call fdsl_trainer_evaluate_batch()");
     if (status != STATUS_OK)
@@ -908,7 +901,7 @@ enum fdsl_status fdsl_trainer_evaluate_batch(struct fdsl_trainer *trainer,
     bool on_device;
     enum status status = begin(trainer, &before);
     if (status == STATUS_OK)
-        status = check_score(score);
+        status = lib_check_struct("score", score, sizeof *score);
     if (status == STATUS_OK)
         status = check_batch(trainer, batch, &on_device, &parts);
     if (status == STATUS_OK)
@@ -924,8 +917,8 @@ static enum fdsl_status with_path(struct fdsl_trainer *trainer, const char *name
 {
     struct environment before;
     enum status status = begin(trainer, &before);
-    if (status == STATUS_OK && !path)
-        status = status_set(STATUS_USAGE, "%s: it is NULL", name);
+    if (status == STATUS_OK)
+        status = lib_check_given(name, path);
     if (status == STATUS_OK)
         status = call(trainer->state, path);
     return end(trainer, &before, status, false);

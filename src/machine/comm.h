@@ -1,7 +1,6 @@
-/* Communication between the ranks of a run. The callers need no MPI: only mpi/comm_mpi.c calls
- * it. In a build without MPI, mpi/comm_serial.c replaces this file. Only one thread may call these functions.
- * All ranks must call collective functions in the same order. Before comm_open() and after comm_close() there
- * is one rank.
+/* Communication between the ranks of a run. The callers need no MPI: only mpi/comm_mpi.c calls it. In a build
+ * without MPI, mpi/comm_serial.c replaces this file. Only one thread may call these functions. All ranks must
+ * call collective functions in the same order. Before comm_open() and after comm_close() there is one rank.
  *
  * If MPI itself fails or a wait takes too long (comm_set_timeout()), functions return STATUS_FAILED, and
  * comm_close() then aborts all ranks. */

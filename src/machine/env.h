@@ -2,12 +2,7 @@
 #ifndef FDSL_MACHINE_ENV_H
 #define FDSL_MACHINE_ENV_H
 
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include "core/portable.h"
-#include "core/status.h"
 
 #define ENV_TIME_MAX 32
 
@@ -30,8 +25,6 @@ struct env {
     char kernel[128], compiler[128];
 };
 
-FDSL_C_BEGIN
-
 /* Writes the current time in the format of env.time_utc. */
 void env_time(char text[ENV_TIME_MAX]);
 
@@ -53,7 +46,5 @@ uint64_t env_openmp_threads(void);
  * (/sys/devices/system/cpu). Returns 0 if a core has no such file or its driver does not report boost
  * clocks. */
 double env_max_clock_hz(const char *root);
-
-FDSL_C_END
 
 #endif

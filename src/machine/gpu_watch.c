@@ -1,7 +1,6 @@
 #include "machine/gpu_watch.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,6 @@
 #include "core/timer.h"
 #include "machine/comm.h"
 #include "machine/device.h"
-#include "machine/nvml.h"
 #include "machine/ticker.h"
 
 #define PERIOD_S      0.05
@@ -179,9 +177,8 @@ enum status gpu_others_look(int device, enum gpu_others_action action, struct gp
                                      "GPU %d (%s) is in use by %s; end %s, choose another GPU with --device "
                                      "or --best-gpu, or allow it with --gpu-others warn",
                                      device, id, text, others->count == 1 ? "it" : "them"));
-    status_warn_own(
-        "GPU %d (%s) is also used by %s, which can slow down the timed runs; end %s, choose another "
-        "GPU with --device or --best-gpu, or accept it with --gpu-others ignore",
-        device, id, text, others->count == 1 ? "it" : "them");
+    status_warn_own("GPU %d (%s) is also used by %s, which can slow down the timed runs; end %s, choose "
+                    "another GPU with --device or --best-gpu, or accept it with --gpu-others ignore",
+                    device, id, text, others->count == 1 ? "it" : "them");
     return comm_agree(STATUS_OK);
 }

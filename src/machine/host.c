@@ -5,7 +5,6 @@
 #endif
 #include <limits.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,14 +207,14 @@ static void take(void)
     pthread_mutex_lock(&lock);
 }
 
-static void give_back(void)
+void process_unlock(void)
 {
     pthread_mutex_unlock(&lock);
 }
 
 static void protect_children(void)
 {
-    pthread_atfork(take, give_back, give_back);
+    pthread_atfork(take, process_unlock, process_unlock);
 }
 
 void process_lock(void)
@@ -223,9 +222,4 @@ void process_lock(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, protect_children);
     take();
-}
-
-void process_unlock(void)
-{
-    give_back();
 }

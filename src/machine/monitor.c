@@ -12,7 +12,6 @@
 #include "core/array.h"
 #include "core/file.h"
 #include "core/phase.h"
-#include "core/record.h"
 #include "core/timer.h"
 #include "machine/device.h"
 #include "machine/nvml.h"
@@ -44,8 +43,7 @@ const struct column monitor_columns[] = {
     {"device", VALUE_WORD, COMBINE_FIRST, "", .about = "the GPU of this row; without a GPU, the CPU"},
     {"variant", VALUE_WORD, COMBINE_FIRST, "",
      .about = "the variant that runs, or the name of a command or program; empty between variants and while "
-              "rank 0 runs "
-              "alone"},
+              "rank 0 runs alone"},
     {"phase", VALUE_WORD, COMBINE_FIRST, "",
      .about = "what the main thread was doing when the sample began: setup, verify (checking runs, writing "
               "pictures and arrays), warm-up, timed, measure (extra runs that time stages; writing rows), "
@@ -63,23 +61,22 @@ const struct column monitor_columns[] = {
     [COLUMN_OF(MONITOR_SM_CLOCK_MHZ)] = {"sm_clock_mhz", NVML_REAL("MHz", "clock of the multiprocessors")},
     [COLUMN_OF(MONITOR_MEMORY_CLOCK_MHZ)] = {"memory_clock_mhz", NVML_REAL("MHz", "clock of the memory")},
     [COLUMN_OF(MONITOR_PCIE_RX_BYTES_PER_S)] =
-        {"pcie_rx_bytes_per_s",
-         NVML_REAL("bytes/s", "rate to the device in 20 ms after the sample began; empty if the sampling "
-                              "period is under 50 ms per GPU")},
-    [COLUMN_OF(MONITOR_PCIE_TX_BYTES_PER_S)] =
-        {"pcie_tx_bytes_per_s",
-         NVML_REAL("bytes/s", "rate from the device in 20 ms after these; empty if the sampling period is "
-                              "under 50 ms per GPU")},
+        {"pcie_rx_bytes_per_s", NVML_REAL("bytes/s", "rate to the device in 20 ms after the sample began; "
+                                                     "empty if the sampling period is under 50 ms per GPU")},
+    [COLUMN_OF(MONITOR_PCIE_TX_BYTES_PER_S)] = {"pcie_tx_bytes_per_s",
+                                                NVML_REAL("bytes/s",
+                                                          "rate from the device in 20 ms after these; empty "
+                                                          "if the sampling period is under 50 ms per GPU")},
     [COLUMN_OF(MONITOR_CPU_CORES) - 1] = {"throttled", VALUE_WORD, COMBINE_FIRST, "",
                                           .about = "NVML: why the GPU's clocks are throttled"},
-    [COLUMN_OF(MONITOR_CPU_CORES)] =
-        {"cpu_cores",
-         USE_REAL("", "CPU seconds per second since the previous sample, over all threads of the "
-                      "process, including the monitor's")},
+    [COLUMN_OF(MONITOR_CPU_CORES)] = {"cpu_cores",
+                                      USE_REAL("", "CPU seconds per second since the previous sample, over "
+                                                   "all threads of the process, including the monitor's")},
     [COLUMN_OF(MONITOR_RSS_BYTES)] = {"rss_bytes", USE_REAL("bytes", "resident memory of the process")},
-    [COLUMN_OF(MONITOR_READ_BYTES_PER_S)] =
-        {"read_bytes_per_s", USE_REAL("bytes/s", "rate of bytes read from storage since the previous sample; "
-                                                 "reads from the page cache do not count")},
+    [COLUMN_OF(MONITOR_READ_BYTES_PER_S)] = {"read_bytes_per_s",
+                                             USE_REAL("bytes/s",
+                                                      "rate of bytes read from storage since the previous "
+                                                      "sample; reads from the page cache do not count")},
     [COLUMN_OF(MONITOR_WRITE_BYTES_PER_S)] =
         {"write_bytes_per_s", USE_REAL("bytes/s", "rate of bytes written to storage since the previous "
                                                   "sample; writes count when they enter the page cache")},
@@ -451,10 +448,9 @@ static void warn_about_itself(const struct monitor *monitor)
                         "period than %.0f ms",
                         OPTION_DASHES, 100 * cost, 1e3 * monitor->period_s);
     if ((double)monitor->missed > MISSED_MAX * (double)due)
-        status_warn_own(
-            "%smonitor missed %zu of %zu samples; use a longer period than %.0f ms, or reduce background "
-            "load",
-            OPTION_DASHES, monitor->missed, due, 1e3 * monitor->period_s);
+        status_warn_own("%smonitor missed %zu of %zu samples; use a longer period than %.0f ms, or reduce "
+                        "background load",
+                        OPTION_DASHES, monitor->missed, due, 1e3 * monitor->period_s);
 }
 
 enum status monitor_stop(struct monitor *monitor)

@@ -125,8 +125,7 @@ static bool read_stat(pid_t pid, struct process *process)
     const char *fields = strrchr(text, ')'); /* a command's name may contain ')' */
     if (!fields ||
         sscanf(fields + 1,
-               " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %lld %lld %*d %*d %*d %*d "
-               "%llu %*u %lld",
+               " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %lld %lld %*d %*d %*d %*d %llu %*u %lld",
                &state, &parent, &user, &system, &child_user, &child_system, &process->started, &pages) != 8)
         return false;
     const double tick_s = 1.0 / (double)sysconf(_SC_CLK_TCK);

@@ -5,13 +5,10 @@
 #ifndef FDSL_MACHINE_SHARED_RING_H
 #define FDSL_MACHINE_SHARED_RING_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "core/status.h"
-
-FDSL_C_BEGIN
 
 struct shared_ring;
 
@@ -52,7 +49,5 @@ void *shared_ring_message(const struct shared_ring *ring);
 
 /* Reader: frees the buffer of the message that shared_ring_message() returned. */
 void shared_ring_free(struct shared_ring *ring);
-
-FDSL_C_END
 
 #endif

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <inttypes.h>
 #include <math.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,11 +16,8 @@
 
 #include "core/compute.h"
 #include "core/file.h"
-#include "core/options.h"
-#include "core/status.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "core/variant.h"
 #include "data/dataset.h"
 #include "data/image.h"
 #include "data/plain_reader.h"
@@ -544,9 +540,9 @@ static enum status play(struct situation *situation, struct contender *contender
     TRY(ALLOCATED(finished, "out of memory for the rounds"));
     for (size_t i = 0; i < count; i++)
         ways += !substitute(&contenders[i]);
-    status_say("measures %zu way%s in turn, for at most %.3g s (--time); ends earlier when the verdict is "
-               "certain",
-               ways, ways == 1 ? "" : "s", situation->question.time_s);
+    status_say(
+        "measures %zu way%s in turn, for at most %.3g s (--time); ends earlier when the verdict is certain",
+        ways, ways == 1 ? "" : "s", situation->question.time_s);
     situation->begin_s = timer_now_s();
     struct advice_question *question = &situation->question;
     /* Half of the time goes to starting runs, to warming up and to waiting for the cache. */
@@ -646,8 +642,7 @@ static enum status look_at_image(const struct dataset *dataset, const struct dat
             image_decode(members_format(member->extension), bytes, member->size, scratch, &image, &is_image);
     if (status == STATUS_OK && !is_image)
         status = status_set(STATUS_USAGE,
-                            "'%s' is not an image, and advise compares images; name them with "
-                            "--image",
+                            "'%s' is not an image, and advise compares images; name them with --image",
                             member->extension);
     if (status == STATUS_OK) {
         set->coded = image_format(members_format(member->extension), bytes, member->size) != IMAGE_NPY;
@@ -956,9 +951,9 @@ static enum status read_compute(struct situation *situation)
     const char *text = situation->step = compute.text;
     int model;
     if (!text)
-        return status_set(STATUS_USAGE,
-                          "say how long a training step takes: --compute MS, or --compute train:MODEL "
-                          "to measure it");
+        return status_set(
+            STATUS_USAGE,
+            "say how long a training step takes: --compute MS, or --compute train:MODEL to measure it");
     if (strncmp(text, "train", 5) != 0 || (text[5] && text[5] != ':')) {
         TRY(compute_read(&compute));
         question->step_s = compute.step_s;

@@ -214,8 +214,7 @@ enum status advise_measure_step(struct situation *situation)
         status = STATUS_USAGE;
     if (status == STATUS_OK)
         status = read_epochs(&table, 1, &measured);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--compute %s", asked);
+    TRY(status_prefix(status, "--compute %s", asked));
     question->step_s = measured.step_s;
     question->gradient_bytes = 4 * measured.parameters;
     return STATUS_OK;
@@ -234,9 +233,9 @@ static enum status take_share(const char *shares, struct advise_pace *pace)
     if (!(pace->share > 0 && pace->share <= 1))
         return status_set(STATUS_FAILED, "a run has no shares of a mixture: '%s'", shares);
     if (pace->share > READ_ALL)
-        return status_set(STATUS_UNAVAILABLE,
-                          "steps do not wait even if all samples are read, so --mix synth:auto,load "
-                          "generates none");
+        return status_set(
+            STATUS_UNAVAILABLE,
+            "steps do not wait even if all samples are read, so --mix synth:auto,load generates none");
     snprintf(pace->mix, sizeof pace->mix, "synth:%.4g,load:%.4g", 1 - pace->share, pace->share);
     return STATUS_OK;
 }
@@ -315,11 +314,10 @@ enum status advise_evict(const char *folder)
     ftw(folder, evict_file, 16);
     return left.hidden || cache_share(&left) <= LEFT_MAX
                ? STATUS_OK
-               : status_set(
-                     STATUS_UNAVAILABLE,
-                     "%.0f %% of the set stay in the page cache; its file system is in memory, or other "
-                     "processes use the files",
-                     100 * cache_share(&left));
+               : status_set(STATUS_UNAVAILABLE,
+                            "%.0f %% of the set stay in the page cache; its file system is in memory, or "
+                            "other processes use the files",
+                            100 * cache_share(&left));
 }
 
 /* ---- Preparing ---- */
@@ -431,11 +429,10 @@ static enum status exchange_here(const struct situation *situation, const char *
         if (status == STATUS_OK || status_exit(status) == STATUS_FAILED)
             return status;
     }
-    return status_set(
-        STATUS_UNAVAILABLE,
-        "mpirun -n 2 fdsl-bench --workload exchange --bytes %s failed; run it to see why, or give "
-        "rows of your nodes with --exchange-rows",
-        bytes);
+    return status_set(STATUS_UNAVAILABLE,
+                      "mpirun -n 2 fdsl-bench --workload exchange --bytes %s failed; run it to see why, or "
+                      "give rows of your nodes with --exchange-rows",
+                      bytes);
 }
 
 /* Sets exchange_s from rows of the workload exchange: those whose number of ranks and whose size come
@@ -465,11 +462,12 @@ static enum status read_exchange(const char *path, struct advice_question *quest
         }
     }
     question->exchange_s = advise_mean(values, count, ADVISE_SHOWN);
-    return count > 0 ? STATUS_OK
-                     : status_set(STATUS_USAGE,
-                                  "--exchange-rows %s: no rows of --workload exchange on 2 or "
-                                  "more ranks (rank 'all')",
-                                  path);
+    return count > 0
+               ? STATUS_OK
+               : status_set(
+                     STATUS_USAGE,
+                     "--exchange-rows %s: no rows of --workload exchange on 2 or more ranks (rank 'all')",
+                     path);
 }
 
 enum status advise_measure_exchange(struct situation *situation)

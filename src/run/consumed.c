@@ -1,7 +1,5 @@
 #include "run/consumed.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef HAVE_JANSSON
@@ -108,6 +107,9 @@ void rows_begin(struct row_printer *printer, int format)
 
 void rows_add(struct row_printer *printer, const struct row *row)
 {
+    printer->failed |= row->failed;
+    if (row->failed)
+        return;
     if (printer->format == FORMAT_CSV) {
         if (printer->count == 0)
             csv_write_header(stdout, row);
@@ -122,7 +124,8 @@ void rows_add(struct row_printer *printer, const struct row *row)
 
 enum status rows_end(struct row_printer *printer, const char *name, const struct row *about)
 {
-    enum status status = STATUS_OK;
+    const struct row worst = {.failed = printer->failed || (about && about->failed)};
+    enum status printed = STATUS_OK;
 #ifdef HAVE_JANSSON
     if (printer->format == FORMAT_JSON) {
         json_t *document = printer->json;
@@ -131,14 +134,14 @@ enum status rows_end(struct row_printer *printer, const char *name, const struct
             json_object_set_new(document, name, json_row(about));
             json_object_set_new(document, "rows", printer->json);
         }
-        status = print_json(document);
+        printed = print_json(document);
     }
 #else
     (void)name;
-    (void)about;
 #endif
     *printer = (struct row_printer){0};
-    return status;
+    TRY(row_check(&worst));
+    return printed;
 }
 
 /* ---- Values ---- */

@@ -2,8 +2,8 @@
 #ifndef FDSL_RUN_FORMATS_H
 #define FDSL_RUN_FORMATS_H
 
+#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #include "core/record.h"
 #include "core/status.h"
@@ -23,6 +23,7 @@ enum status format_row(const struct row *row, int format);
 struct row_printer {
     int format;
     size_t count; /* number of rows so far */
+    bool failed;  /* memory ran out for a row, which was not printed */
     void *json;   /* owned; an array */
 };
 
@@ -30,7 +31,8 @@ void rows_begin(struct row_printer *printer, int format);
 void rows_add(struct row_printer *printer, const struct row *row);
 
 /* For FORMAT_JSON, prints the document. Frees the rows. The document is the array of rows if `about` is NULL.
- * Otherwise it is an object with two members: `name` has the fields of `about`, and "rows" has the array. */
+ * Otherwise it is an object with two members: `name` has the fields of `about`, and "rows" has the array.
+ * STATUS_EXHAUSTED if row_check() fails for `about` or for a row that was added. */
 enum status rows_end(struct row_printer *printer, const char *name, const struct row *about);
 
 /* Flushes stdout. STATUS_FAILED if this or any earlier write to stdout failed. */

@@ -50,8 +50,7 @@ enum status runner_check_alike(const struct settings *settings)
                         "start the same program on all ranks"));
     return comm_check_same(
         options_hash(&settings->options, own), "options",
-        "give all ranks the same options; only --threads and the names of output files may "
-        "differ");
+        "give all ranks the same options; only --threads and the names of output files may differ");
 }
 
 enum status runner_check_data(const struct runner *runner)
@@ -102,11 +101,10 @@ void runner_warn_about_cores(const struct settings *settings, double outcome)
     char threads[16];
     snprintf(threads, sizeof threads, "%d", settings->resources.threads);
     if (settings->resources.threads > CROWD * settings->allowed_threads && any_threaded(settings))
-        status_warn_value(
-            "threads", threads,
-            ": this process may use %d hardware thread%s, and more threads mostly wait for each other; omit "
-            "--threads to use one per hardware thread",
-            settings->allowed_threads, settings->allowed_threads == 1 ? "" : "s");
+        status_warn_value("threads", threads,
+                          ": this process may use %d hardware thread%s, and more threads mostly wait for "
+                          "each other; omit --threads to use one per hardware thread",
+                          settings->allowed_threads, settings->allowed_threads == 1 ? "" : "s");
     if (!settings->ranks && runner_repeats_threads(settings))
         status_warn(
             "--threads: 0 means %d per rank here; this number is listed too, so both measure the same",
@@ -118,9 +116,8 @@ void runner_warn_about_cores(const struct settings *settings, double outcome)
     else if (outcome == CORES_CROWDED)
         status_warn("there are more ranks than cores, so some ranks share a core; start fewer ranks");
     else if (outcome == CORES_IDLE && any_threaded(settings))
-        status_warn(
-            "mpirun bound the ranks to some of the cores, so the other cores are idle; to use all cores, "
-            "start with: mpirun --bind-to none");
+        status_warn("mpirun bound the ranks to some of the cores, so the other cores are idle; to use all "
+                    "cores, start with: mpirun --bind-to none");
 }
 
 enum status runner_check_no_device(const struct settings *settings, uint64_t ranks)
@@ -204,10 +201,9 @@ enum status runner_count_sharers(struct runner *runner)
     if (status == STATUS_OK)
         status = comm_max(&most, 1);
     if (status == STATUS_OK && most > 1)
-        status_warn(
-            "%.0f ranks share a GPU and slow each other down; start no more ranks on a machine than it "
-            "has GPUs",
-            most);
+        status_warn("%.0f ranks share a GPU and slow each other down; start no more ranks on a machine than "
+                    "it has GPUs",
+                    most);
     return status;
 }
 

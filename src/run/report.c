@@ -78,7 +78,7 @@ static void gpu_fields(struct row *row, int number)
     row_text(row, "gpu_throttled", nvml_throttle_words(state.throttle_reasons, text, sizeof text));
 }
 
-static enum status env_row(int device, struct row *row)
+static void env_row(int device, struct row *row)
 {
     struct env env;
     env_capture(&env);
@@ -99,13 +99,13 @@ static enum status env_row(int device, struct row *row)
     row_count(row, "memory_bytes", env.memory_bytes);
     row_count(row, "memory_available_bytes", env.memory_available_bytes);
     gpu_fields(row, device);
-    return row_check(row);
 }
 
 enum status report_env(int device, int format)
 {
     CLOSED_BY(row_free) struct row row = {0};
-    TRY(env_row(device, &row));
+    env_row(device, &row);
+    TRY(row_check(&row));
     if (format != FORMAT_TABLE)
         return format_row(&row, format);
     for (size_t i = 0; i < row.count; i++)
@@ -166,22 +166,18 @@ static bool is_listed(const struct settings *settings, const struct variant_entr
 /* Lists variants as CSV or JSON: one row per variant. */
 static enum status list_rows(const struct resources *resources, const struct settings *settings)
 {
-    enum status status = STATUS_OK;
     struct row_printer printer;
     TRY(format_check(settings->format));
     rows_begin(&printer, settings->format);
-    for (size_t i = 0; status == STATUS_OK && i < variant_count; i++) {
+    for (size_t i = 0; i < variant_count; i++) {
         const struct variant_entry *entry = &variant_table[i];
         CLOSED_BY(row_free) struct row row = {0};
         if (!is_listed(settings, entry))
             continue;
         describe_variant(entry, variant_available(entry, resources) == STATUS_OK, &row);
-        status = row_check(&row);
-        if (status == STATUS_OK)
-            rows_add(&printer, &row);
+        rows_add(&printer, &row);
     }
-    enum status printed = rows_end(&printer, NULL, NULL);
-    return status == STATUS_OK ? printed : status;
+    return rows_end(&printer, NULL, NULL);
 }
 
 enum status report_list(const struct resources *resources, const struct settings *settings)
@@ -465,11 +461,9 @@ enum status report_add(struct report *report, const struct row *rows, size_t cou
 static enum status end_rows(struct report *report)
 {
     CLOSED_BY(row_free) struct row row = {0};
-    enum status status = STATUS_OK;
     if (report->settings->format == FORMAT_JSON)
-        status = env_row(report->settings->resources.device, &row);
-    enum status printed = rows_end(&report->printer, "environment", &row);
-    return status == STATUS_OK ? printed : status;
+        env_row(report->settings->resources.device, &row);
+    return rows_end(&report->printer, "environment", &row);
 }
 
 enum status report_end(struct report *report)

@@ -2,12 +2,8 @@
 #ifndef FDSL_RUN_REPORT_H
 #define FDSL_RUN_REPORT_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "core/status.h"
 #include "machine/device.h"
-#include "run/bench.h"
 #include "machine/monitor.h"
 #include "core/record.h"
 #include "run/settings.h"

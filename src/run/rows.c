@@ -380,12 +380,11 @@ static void warn_of_busy_cores(const struct runner *runner, const struct rank_fa
             preempted = facts[i].preempted_per_s;
         }
     if (share < CPU_SHARE_MIN)
-        status_caveat(
-            "lost CPU time to other processes, so times are too long", "stop other processes",
-            "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per second, so "
-            "times are too long: stop other processes%s",
-            runner->entry->name, one ? "" : "s", 100 * share, one ? "its core" : "their cores",
-            one ? "was" : "were", preempted, one ? "" : ", or lower --threads");
+        status_caveat("lost CPU time to other processes, so times are too long", "stop other processes",
+                      "%s: its thread%s got %.0f %% of the CPU time of %s and %s preempted %.0f times per "
+                      "second, so times are too long: stop other processes%s",
+                      runner->entry->name, one ? "" : "s", 100 * share, one ? "its core" : "their cores",
+                      one ? "was" : "were", preempted, one ? "" : ", or lower --threads");
 }
 
 void runner_warn(const struct runner *runner, const struct result *result, const struct rank_facts *facts)
@@ -428,11 +427,10 @@ void runner_warn_of_few_looks(const struct runner *runner, double wall_s)
         snprintf(remedy, sizeof remedy, "--loops %.0f", ceil(enough_s / wall_s));
     else
         snprintf(remedy, sizeof remedy, "--min-time %g", enough_s);
-    status_caveat(
-        "got too few samples of --monitor",
-        settings->loops ? "raise --loops" : "raise --min-time or shorten the period",
-        "%s: --monitor took only %zu sample%s during the timed runs, but meaningful statistics need "
-        "%d; sample longer with %s%s",
-        runner->entry->name, looks, looks == 1 ? "" : "s", MONITOR_SAMPLES_MIN, remedy,
-        settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or use a shorter period" : "");
+    status_caveat("got too few samples of --monitor",
+                  settings->loops ? "raise --loops" : "raise --min-time or shorten the period",
+                  "%s: --monitor took only %zu sample%s during the timed runs, but meaningful statistics "
+                  "need %d; sample longer with %s%s",
+                  runner->entry->name, looks, looks == 1 ? "" : "s", MONITOR_SAMPLES_MIN, remedy,
+                  settings->monitor_period_ms > MONITOR_PERIOD_MIN_MS ? ", or use a shorter period" : "");
 }

@@ -136,10 +136,9 @@ static void say_what_is_kept(const struct runner *runner)
             "kept: %s; the latest checkpoint is in %s; to continue, repeat the same command with --resume",
             rows, folder);
     else if (folder)
-        file_say_on_signal(
-            "kept: %s; this run has not finished an epoch; to continue from the latest checkpoint in "
-            "%s, if it has one, repeat the same command with --resume",
-            rows, folder);
+        file_say_on_signal("kept: %s; this run has not finished an epoch; to continue from the latest "
+                           "checkpoint in %s, if it has one, repeat the same command with --resume",
+                           rows, folder);
     else if (workload->epochs.more)
         file_say_on_signal("kept: %s; no epochs, because --checkpoint DIR was not given; to start again, %s",
                            rows, remedy);
@@ -404,6 +403,16 @@ static enum status supports(const struct runner *runner, const struct variant *v
     return workload->suits ? workload->suits(&settings->options, settings->parameters, variant) : STATUS_OK;
 }
 
+/* Tears the variant down, if it was set up. */
+static void tear_down(const struct variant *variant, void *state)
+{
+    if (state) {
+        phase_enter(PHASE_TEARDOWN);
+        variant->teardown(state);
+    }
+    phase_enter(PHASE_IDLE);
+}
+
 /* Sets up the variant, runs one step, and tears the variant down. */
 static enum status probe_batch(const struct search *search)
 {
@@ -419,11 +428,7 @@ static enum status probe_batch(const struct search *search)
     if (status == STATUS_OK && !runner_on_gpu(runner))
         status = memory_check(search->kept_bytes, "--batch max: a reserve", "lower --batch");
     status = comm_agree(status);
-    if (state) {
-        phase_enter(PHASE_TEARDOWN);
-        variant->teardown(state);
-    }
-    phase_enter(PHASE_IDLE);
+    tear_down(variant, state);
     return status;
 }
 
@@ -528,8 +533,8 @@ static enum status find_batch(struct runner *runner)
     uint64_t least, most, batch, above;
     if (settings->variant_count > 1)
         return status_value(STATUS_USAGE, "batch", "max",
-                            ": each variant needs a different amount of memory; name one "
-                            "with --variant, or give --batch a number");
+                            ": each variant needs a different amount of memory; name one with --variant, or "
+                            "give --batch a number");
     if (settings->dry_run)
         return STATUS_OK;
     workload->largest.range(runner->input, settings->parameters, &runner->partition, &least, &most);
@@ -570,11 +575,7 @@ static enum status try_share(struct runner *runner, uint32_t share, double *stal
     if (status == STATUS_OK)
         status = workload->mix.probe(state, stall, step_s);
     status = comm_agree(status);
-    if (state) {
-        phase_enter(PHASE_TEARDOWN);
-        variant->teardown(state);
-    }
-    phase_enter(PHASE_IDLE);
+    tear_down(variant, state);
     return status;
 }
 
@@ -591,9 +592,9 @@ static enum status find_share(struct runner *runner)
     const struct workload *workload = settings->workload;
     struct share_search search = {.parts = workload->mix.parts};
     if (settings->variant_count > 1)
-        return status_option(STATUS_USAGE, "mix",
-                             ": synth:auto chooses a share for one variant; name it with --variant, or give "
-                             "synth a weight");
+        return status_option(
+            STATUS_USAGE, "mix",
+            ": synth:auto chooses a share for one variant; name it with --variant, or give synth a weight");
     if (settings->dry_run)
         return STATUS_OK;
     runner->entry = settings->variants[0];
@@ -1007,11 +1008,7 @@ static enum status with_state(struct runner *runner, variant_job *job, struct re
     status = comm_agree(status);
     if (status == STATUS_OK)
         status = job(runner, state, result);
-    if (state) {
-        phase_enter(PHASE_TEARDOWN);
-        variant_to_run(runner)->teardown(state);
-    }
-    phase_enter(PHASE_IDLE);
+    tear_down(variant_to_run(runner), state);
     range_pop();
     show_phase(runner, NULL);
     /* After any other failure, the next monitor_end() or monitor_stop() writes the remaining samples. */
@@ -1292,12 +1289,11 @@ static enum status run_consumed(struct runner *runner)
     const struct compute *compute = settings_compute(settings);
     if (!compute)
         return run_all(runner);
-    TRY(comm_agree(runner->sharers > 1
-                       ? status_set(STATUS_USAGE,
-                                    "--compute: %d ranks share a GPU, but each training step needs its "
-                                    "own GPU; start one rank per GPU",
-                                    runner->sharers)
-                       : STATUS_OK));
+    TRY(comm_agree(runner->sharers > 1 ? status_set(STATUS_USAGE,
+                                                    "--compute: %d ranks share a GPU, but each training step "
+                                                    "needs its own GPU; start one rank per GPU",
+                                                    runner->sharers)
+                                       : STATUS_OK));
     enum status status =
         comm_agree(consumer_open(settings->resources.device, compute->step_s, &runner->consumer));
     if (status == STATUS_OK)
@@ -1376,8 +1372,8 @@ static enum status begin(struct runner *runner)
         runner_warn_of_options(settings);
     if (first && runner->partition.ranks == 1 && runner->partition.strong &&
         options_given(&settings->options, "scaling"))
-        status_warn("--scaling strong has no effect with one rank; start more with: mpirun --bind-to none "
-                    "-n N");
+        status_warn(
+            "--scaling strong has no effect with one rank; start more with: mpirun --bind-to none -n N");
     return runner_count_sharers(runner);
 }
 

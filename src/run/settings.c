@@ -1,6 +1,5 @@
 #include "run/settings.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -8,7 +7,6 @@
 #endif
 
 #include "core/file.h"
-#include "core/options.h"
 #include "core/text.h"
 #include "data/prepare.h"
 #include "machine/device.h"
@@ -28,9 +26,8 @@ static const char *const bindings[] = {"auto", "none", NULL};   /* indexed by en
 #define AT(field) offsetof(struct settings, field)
 static const struct option_spec specs[] = {
     {"variant", "A,B,...", OPTION_TEXT, AT(variant_names),
-     .help =
-         "the variants to run: names from --list; all; or auto, the best one that this machine, this build "
-         "and the other options allow"},
+     .help = "the variants to run: names from --list; all; or auto, the best one that this machine, this "
+             "build and the other options allow"},
     {"workload", "NAME", OPTION_TEXT, AT(workload_name),
      .help = "with --variant all or auto, run the variants of this workload (default: synth)"},
     {"prepare", "DIR", OPTION_TEXT, AT(prepare),
@@ -43,8 +40,7 @@ static const struct option_spec specs[] = {
              "here, the list says why. Scripts can use --format csv or json"},
     {"columns", NULL, OPTION_FLAG, AT(columns),
      .help = "describe the columns of the rows, of all workloads or of that of --workload or --variant, as a "
-             "page of Markdown; "
-             "scripts can use --format csv or json"},
+             "page of Markdown; scripts can use --format csv or json"},
     {"verify", NULL, OPTION_FLAG, AT(verify),
      .help = "compare results with the reference before and after the timing; if results are wrong, no row "
              "is written"},
@@ -58,11 +54,10 @@ static const struct option_spec specs[] = {
              "combinations; with --recipe, print the options that the recipe adds. train still writes the "
              "files of --export-data, --export-step and --save-batch"},
     {"table", "FILE", OPTION_TEXT, AT(table),
-     .help =
-         "run the rows of this table, each like a separate command: the header names options, separated by "
-         "tabs or commas; - omits an option, yes gives one without a value; lists and ranges work as on the "
-         "command line. Each row is a task. Options that all workloads share may be added; they apply to all "
-         "tasks. With --dry-run, check all tasks and list their commands"},
+     .help = "run the rows of this table, each like a separate command: the header names options, separated "
+             "by tabs or commas; - omits an option, yes gives one without a value; lists and ranges work as "
+             "on the command line. Each row is a task. Options that all workloads share may be added; they "
+             "apply to all tasks. With --dry-run, check all tasks and list their commands"},
     {"task", "N[:M]", OPTION_TEXT, AT(task),
      .help = "with --table, run only task N, or tasks N to M, counted from 1"},
     {"scale", "N", OPTION_COUNT, AT(scale), .minimum = 1, .maximum = SETTINGS_RANKS_MAX,
@@ -129,8 +124,8 @@ static const struct option_spec specs[] = {
              "test (not for train)"},
     {"env", NULL, OPTION_FLAG, AT(environment), .help = "print a description of this machine, build and job"},
     {"verbose", NULL, OPTION_FLAG, AT(verbose),
-     .help = "with --list, describe each variant; with --help, all options; in a run, warn "
-             "about each row that is less reliable, instead of only counting these rows"},
+     .help = "with --list, describe each variant; with --help, all options; in a run, warn about each row "
+             "that is less reliable, instead of only counting these rows"},
     {"version", NULL, OPTION_FLAG, AT(version), .help = "print the version"},
     {"help", NULL, OPTION_FLAG, AT(help),
      .help = "print an overview. --help TOPIC describes a workload, a group of options (train/loss) or an "
@@ -354,11 +349,10 @@ static enum status explain_elsewhere(void *context, const char *name)
             status_set(STATUS_USAGE, "--%s is an option of the workload%s %s; --list shows %s variants", name,
                        count == 1 ? "" : "s", owners, count == 1 ? "its" : "their");
         return is_of_images(settings->workload, name)
-                   ? status_append(
-                         status,
-                         "; --prepare DIR --from synth --%s writes such images, which %s reads with "
-                         "--data DIR",
-                         name, settings->workload->name)
+                   ? status_append(status,
+                                   "; --prepare DIR --from synth --%s writes such images, which %s reads "
+                                   "with --data DIR",
+                                   name, settings->workload->name)
                    : status;
     }
     return prepare_has_option(name)
@@ -469,9 +463,9 @@ static enum status check_no_slip(const struct options *options)
             for (size_t j = 0; j < options->tables[t].count; j++) {
                 const struct option_spec *spec = &options->tables[t].specs[j];
                 if (strcmp(spec->name, name) == 0 && strcmp(path, "-") == 0 && spec->choices != option_stdout)
-                    return status_option(STATUS_USAGE, name,
-                                         ": it does not write to stdout; name a file, or ./- for a file of "
-                                         "this name");
+                    return status_option(
+                        STATUS_USAGE, name,
+                        ": it does not write to stdout; name a file, or ./- for a file of this name");
                 if (strcmp(spec->name, "dtype") == 0 && options_is_choice(spec, path) &&
                     !options_given(options, spec->name))
                     return status_set(STATUS_USAGE,
@@ -608,10 +602,10 @@ static enum status check_ranks(const struct settings *settings)
         return status_set(STATUS_USAGE, "--%s works only with --table FILE",
                           settings->task ? "task" : "scale");
     if (settings->ranks && !settings->dry_run)
-        return status_option(STATUS_USAGE, "ranks",
-                             " is for --dry-run; to start %llu ranks: mpirun --bind-to none -n %llu "
-                             "fdsl-bench ...",
-                             (unsigned long long)settings->ranks, (unsigned long long)settings->ranks);
+        return status_option(
+            STATUS_USAGE, "ranks",
+            " is for --dry-run; to start %llu ranks: mpirun --bind-to none -n %llu fdsl-bench ...",
+            (unsigned long long)settings->ranks, (unsigned long long)settings->ranks);
     return STATUS_OK;
 }
 
@@ -792,9 +786,9 @@ static enum status check_columns_value(const struct settings *settings, int argc
     if (!value || !*value || strspn(value, "0123456789,:x") != strlen(value) ||
         !option_in_table(settings->workload->options, settings->workload->option_count, "dim"))
         return STATUS_OK;
-    return status_option(STATUS_USAGE, "columns",
-                         " describes the columns of the rows and takes no value; the number of values per "
-                         "row is --dim");
+    return status_option(
+        STATUS_USAGE, "columns",
+        " describes the columns of the rows and takes no value; the number of values per row is --dim");
 }
 
 /* Refuses options that --columns would ignore. */

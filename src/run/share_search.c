@@ -1,7 +1,6 @@
 #include "run/share_search.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 #define PRECISION 20 /* the search ends when two shares differ by less than 1/20 */

@@ -13,8 +13,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/portable.h"
-
 #define SHARE_PROBES 9
 #define SHARE_STALL  0.02 /* steps that wait for at most this share of their time do not count as waiting */
 
@@ -33,8 +31,6 @@ struct share_search {
     bool hurried;   /* no share is measured again, and one with which steps wait is halved */
     struct share_probe probes[SHARE_PROBES];
 };
-
-FDSL_C_BEGIN
 
 /* Returns the share to measure next: that of the latest probe once again, or one that no probe has. 0: the
  * search is complete. The first two probes read all samples, and few of them for comparison. The search is
@@ -68,7 +64,5 @@ double share_search_floor(const struct share_search *search);
  * duration is linear in the share, between that of the smallest share and that of the largest one without its
  * stalls. Pure. */
 double share_search_wait(const struct share_search *search, const struct share_probe *probe);
-
-FDSL_C_END
 
 #endif

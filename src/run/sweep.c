@@ -537,15 +537,14 @@ static enum status check_ranks(const struct sweep *sweep, size_t number)
     TRY(ALLOCATED(text_close(stream), "out of memory"));
     unsigned long long ranks = (unsigned long long)run->ranks;
     if (strlen(text) > HINT_MAX)
-        return status_set(
-            STATUS_UNAVAILABLE,
-            "%s, line %zu: this task needs %llu rank%s: repeat the command with --task %zu under "
-            "mpirun --bind-to none -n %llu",
-            sweep->path, run->line, ranks, ranks == 1 ? "" : "s", number, ranks);
-    return status_set(STATUS_UNAVAILABLE,
-                      "%s, line %zu: this task needs %llu rank%s: mpirun --bind-to none -n %llu fdsl-bench%s "
-                      "--task %zu",
-                      sweep->path, run->line, ranks, ranks == 1 ? "" : "s", ranks, text, number);
+        return status_set(STATUS_UNAVAILABLE,
+                          "%s, line %zu: this task needs %llu rank%s: repeat the command with --task %zu "
+                          "under mpirun --bind-to none -n %llu",
+                          sweep->path, run->line, ranks, ranks == 1 ? "" : "s", number, ranks);
+    return status_set(
+        STATUS_UNAVAILABLE,
+        "%s, line %zu: this task needs %llu rank%s: mpirun --bind-to none -n %llu fdsl-bench%s --task %zu",
+        sweep->path, run->line, ranks, ranks == 1 ? "" : "s", ranks, text, number);
 }
 
 /* Returns the value of an option in a run, or `fallback` if the run does not have the option. */
@@ -583,11 +582,10 @@ static enum status check_one_workload(const struct sweep *sweep, size_t first, s
         const struct run *run = &sweep->runs[number - 1];
         const struct workload *other = workload_of(sweep, run);
         if (workload && other && other != workload)
-            return refuse(
-                sweep, run->line,
-                "the workload is %s, in line %zu it is %s, and one file of --%s cannot hold the rows "
-                "of both; use one table per workload, or --task N:M with another file",
-                other->name, line, workload->name, option);
+            return refuse(sweep, run->line,
+                          "the workload is %s, in line %zu it is %s, and one file of --%s cannot hold the "
+                          "rows of both; use one table per workload, or --task N:M with another file",
+                          other->name, line, workload->name, option);
         if (!workload)
             line = run->line;
         workload = workload ? workload : other;
@@ -767,10 +765,10 @@ static void prepare_farewell(const struct sweep *sweep, size_t number, size_t fi
     snprintf(which, sizeof which, number < last ? "%zu:%zu" : "%zu", number, last);
     if (failed > 0)
         snprintf(failures, sizeof failures, " (%zu failed)", failed);
-    file_say_on_signal(
-        "%zu of %zu tasks are done%s; continue with --task %s: task %zu (line %zu) starts again "
-        "from its beginning",
-        number - first, last - first + 1, failures, which, number, sweep->runs[number - 1].line);
+    file_say_on_signal("%zu of %zu tasks are done%s; continue with --task %s: task %zu (line %zu) starts "
+                       "again from its beginning",
+                       number - first, last - first + 1, failures, which, number,
+                       sweep->runs[number - 1].line);
 }
 
 static enum status run_all(const struct sweep *sweep, size_t first, size_t last)

@@ -1,6 +1,5 @@
 #include "run/verify_published.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -45,8 +44,7 @@ static const struct option_spec specs[] = {
     {"draw", "WHAT", OPTION_CHOICE, AT(draw), .fallback = "patches", .choices = draws,
      .help =
          "what the images of a fractal set show. points: compared pixel by pixel; patches: their bits are "
-         "random, so the pixels that they can cover and the share of set bits are compared. WHAT is one "
-         "of"},
+         "random, so the pixels that they can cover and the share of set bits are compared. WHAT is one of"},
     {"threads", "N", OPTION_COUNT, AT(threads), .maximum = THREADS_MAX,
      .help = "CPU threads; 0 means all that this process may use (default: OMP_NUM_THREADS, else 0)"},
     {"help", NULL, OPTION_FLAG, AT(help), .help = "print this help"},
@@ -116,8 +114,8 @@ struct worker {
     void *drawing; /* scratch memory of published_draw() */
     struct image_scratch scratch;
     uint8_t *pixels, *mask;
-    uint32_t *numbers; /* of the files in a folder */
-    size_t number_count, number_room;
+    uint32_t *numbers;                /* of the files in a folder */
+    size_t number_count, number_room; /* files of the folder, and the most of a folder */
 };
 
 static void count_file(struct verification *verification, enum kind kind, uint64_t order, bool equal,
@@ -284,29 +282,15 @@ static void image_name(const struct verification *verification, const struct cla
         published_image_name(verification->set, row, number, name);
 }
 
-static int compare_numbers(const void *a, const void *b)
-{
-    uint32_t first = *(const uint32_t *)a, second = *(const uint32_t *)b;
-    return (first > second) - (first < second);
-}
-
 static enum status add_number(struct worker *worker, uint32_t number)
 {
     if (worker->number_count == worker->number_room) {
-        size_t room = worker->number_room ? 2 * worker->number_room : 1024;
-        uint32_t *larger = realloc(worker->numbers, room * sizeof *larger);
-        TRY(ALLOCATED(larger, "out of memory for a list of files"));
-        worker->numbers = larger;
-        worker->number_room = room;
+        TRY(ALLOCATED(array_grow(&worker->numbers, worker->number_room, sizeof *worker->numbers),
+                      "out of memory for a list of files"));
+        worker->number_room++;
     }
     worker->numbers[worker->number_count++] = number;
     return STATUS_OK;
-}
-
-static void close_folder(DIR **folder)
-{
-    if (*folder)
-        closedir(*folder);
 }
 
 /* Lists the numbers below `count` of the PNG files in a folder, in ascending order. Counts PNG files with
@@ -314,7 +298,7 @@ static void close_folder(DIR **folder)
 static enum status list_files(struct verification *verification, struct worker *worker, const char *path,
                               const struct class_row *row, uint32_t count)
 {
-    CLOSED_BY(close_folder) DIR *folder = opendir(path);
+    CLOSED_BY(folder_close) DIR *folder = opendir(path);
     worker->number_count = 0;
     if (!folder && errno == ENOENT)
         return STATUS_OK;
@@ -336,7 +320,7 @@ static enum status list_files(struct verification *verification, struct worker *
             count_foreign(verification, whole);
     }
     if (worker->number_count > 0)
-        qsort(worker->numbers, worker->number_count, sizeof *worker->numbers, compare_numbers);
+        qsort(worker->numbers, worker->number_count, sizeof *worker->numbers, compare_u32);
     return STATUS_OK;
 }
 
@@ -436,7 +420,7 @@ static enum status find_foreign_folders(struct verification *verification)
     const struct class_row none = {0};
     char path[PATH_MAX], entry_path[PATH_MAX];
     snprintf(path, sizeof path, "%s%s", verification->folder, inner ? "/image" : "");
-    CLOSED_BY(close_folder) DIR *folder = opendir(path);
+    CLOSED_BY(folder_close) DIR *folder = opendir(path);
     TRY(list_files(verification, &verification->workers[0], path, &none, 0));
     for (struct dirent *entry; folder && (entry = readdir(folder));) {
         struct stat info;
@@ -686,8 +670,8 @@ static enum status report(const struct verification *verification)
     }
     if (verification->rules && !verification->points && verification->compared[IMAGES] > 0)
         puts("The script draws patches with an unseeded generator, so their pixels cannot be compared. Here, "
-             "\"equal\" "
-             "means that only pixels of patches are set, and that the share of set bits is as expected.");
+             "\"equal\" means that only pixels of patches are set, and that the share of set bits is as "
+             "expected.");
     if (compared == 0 && verification->foreign == 0)
         return status_about(status_set(STATUS_USAGE,
                                        "%s: contains no file of %s; name the folder that contains image/ or "

@@ -234,8 +234,7 @@ FDSL_HD uint8_t atom_gray(const struct line_rules *rules, struct philox_key key,
 
 /* Returns one coordinate of a centre in pixels. If the rules' span is 0, it is round(U * res) with U uniform
  * in [0, 1). Otherwise it is (res + u) / 2 with a uniform integer u in -a .. a, where a = floor(res * span /
- * 512).
- */
+ * 512). */
 FDSL_HD float line_centre(const struct line_rules *rules, uint32_t draw, uint32_t res)
 {
     if (rules->centre_span == 0)
@@ -289,9 +288,8 @@ FDSL_HD struct atom_point line_start(const struct line_shape *shape, float cosin
     return point;
 }
 
-/* Returns the position of a vertex after one more orbit. The vertex moves along its direction by
- * advance - p * noise, where p is the noise factor of the class. Its x and y coordinates have separate noise.
- */
+/* Returns the position of a vertex after one more orbit. The vertex moves along its direction by advance - p
+ * * noise, where p is the noise factor of the class. Its x and y coordinates have separate noise. */
 FDSL_HD struct atom_point atom_advance(struct atom_point point, float p, float cosine, float sine,
                                        float advance, struct atom_point noise)
 {

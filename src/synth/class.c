@@ -56,8 +56,7 @@ enum status class_check(const struct formula *formula, const struct class_row *r
         return status_set(STATUS_USAGE, "class %u: the class numbers of formula %s are %u to %u",
                           (unsigned)row->id, formula->name, (unsigned)formula->id_least,
                           (unsigned)formula->id_most);
-    enum status status = class_check_limits(formula, row);
-    return status == STATUS_OK ? status : status_prefix(status, "class %u", (unsigned)row->id);
+    return status_prefix(class_check_limits(formula, row), "class %u", (unsigned)row->id);
 }
 
 /* ---- Drawing a class from ranges ---- */
@@ -668,8 +667,7 @@ static enum status complete_ranges(struct ini_reading *reading)
     for (size_t i = 0; i < formula->parameter_count; i++)
         largest.value[i] =
             formula->parameters[i].type == PARAMETER_FLOAT ? (float)ranges->high[i] : ranges->high[i];
-    enum status status = class_check_limits(formula, &largest);
-    return status == STATUS_OK ? status : status_prefix(status, "the largest class");
+    return status_prefix(class_check_limits(formula, &largest), "the largest class");
 }
 
 static enum status read_ranges(struct ini_reading *reading, const char *source)
@@ -683,12 +681,10 @@ static enum status read_ranges(struct ini_reading *reading, const char *source)
      * line. */
     if (faulty > 0 && (reading->status == STATUS_OK || faulty < reading->line))
         return status_set(STATUS_USAGE, "%s:%d: neither a [section] nor key = value", source, faulty);
-    if (reading->status != STATUS_OK)
-        return status_prefix(reading->status, "%s:%d", source, reading->line);
+    TRY(status_prefix(reading->status, "%s:%d", source, reading->line));
     if (!reading->found)
         return status_prefix(unknown_section(reading), "%s", source);
-    enum status status = complete_ranges(reading);
-    return status == STATUS_OK ? status : status_prefix(status, "%s: section [%s]", source, reading->preset);
+    return status_prefix(complete_ranges(reading), "%s: section [%s]", source, reading->preset);
 }
 
 enum status class_ranges_read(const char *path, const char *preset, const struct formula *formula,
@@ -717,9 +713,8 @@ enum status class_ranges_read(const char *path, const char *preset, const struct
                               struct class_ranges *ranges)
 {
     (void)path, (void)preset, (void)formula, (void)ranges;
-    return status_set(STATUS_UNAVAILABLE,
-                      "this build cannot read class ranges: install inih (libinih-dev) and "
-                      "build again, or give the classes as a CSV list");
+    return status_set(STATUS_UNAVAILABLE, "this build cannot read class ranges: install inih (libinih-dev) "
+                                          "and build again, or give the classes as a CSV list");
 }
 
 #endif

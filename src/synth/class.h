@@ -8,7 +8,6 @@
 #ifndef FDSL_SYNTH_CLASS_H
 #define FDSL_SYNTH_CLASS_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

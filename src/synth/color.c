@@ -42,11 +42,10 @@ enum status color_check(const struct formula *formula, const struct class_row *r
     for (uint32_t m = 0; m < maps; m++) {
         const double most = stretch(row->value + 1 + 7 * m);
         if (most > 1 + 1e-5)
-            return status_set(
-                STATUS_USAGE,
-                "map %u stretches by %.9g; the largest singular value of a%u, b%u, c%u, d%u must "
-                "be at most 1",
-                m + 1, most, m + 1, m + 1, m + 1, m + 1);
+            return status_set(STATUS_USAGE,
+                              "map %u stretches by %.9g; the largest singular value of a%u, b%u, c%u, d%u "
+                              "must be at most 1",
+                              m + 1, most, m + 1, m + 1, m + 1, m + 1);
     }
     return ifs_check(formula, row);
 }

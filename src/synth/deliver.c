@@ -13,7 +13,6 @@
 
 #include "core/file.h"
 #include "core/text.h"
-#include "core/timer.h"
 #include "data/image.h"
 #include "data/index.h"
 #include "data/npy.h"
@@ -23,7 +22,6 @@
 #define SHEET_SIDE_MAX      8192u
 #define SHEET_BORDER        2u  /* pixels around every picture */
 #define SHEET_GROUND        64u /* gray of the border */
-#define PROGRESS_PERIOD_S   0.1
 #define OUT_OF_MEMORY(path) status_set(STATUS_EXHAUSTED, "%s: out of memory", path)
 
 /* ---- Pictures ---- */
@@ -84,8 +82,8 @@ enum status picture_write_png(const char *path, const uint8_t *pixels, const str
 {
     FREED void *bytes = NULL;
     size_t size;
-    enum status status = png_encode(pixels, shape, &bytes, &size);
-    return status == STATUS_OK ? file_write_atomic(path, bytes, size) : status_prefix(status, "%s", path);
+    TRY(status_prefix(png_encode(pixels, shape, &bytes, &size), "%s", path));
+    return file_write_atomic(path, bytes, size);
 }
 
 /* ---- A folder of pictures ---- */
@@ -133,7 +131,7 @@ struct folder_job {
     const struct picture *pictures;
     uint64_t count, written;
     struct naming naming;
-    double shown_s; /* when progress was last shown; negative if stderr is not a terminal */
+    struct progress progress;
     enum status status;
     struct failure failure; /* the first one; messages are per thread */
 };
@@ -162,16 +160,13 @@ static void note_written(struct folder_job *job, enum status status)
         job->status = status; /* write_all() reads it outside the critical section */
     }
     job->written++;
-    double now_s = timer_now_s();
-    if (job->shown_s < 0 || now_s - job->shown_s < PROGRESS_PERIOD_S)
-        return;
-    job->shown_s = now_s;
-    fprintf(stderr, "\r\033[Kwriting pictures: %" PRIu64 " of %" PRIu64, job->written, job->count);
+    if (progress_due(&job->progress))
+        progress_show(&job->progress, "writing pictures: %" PRIu64 " of %" PRIu64, job->written, job->count);
 }
 
 static enum status write_all(struct folder_job *job)
 {
-    job->shown_s = status_shows_progress() ? timer_now_s() : -1;
+    progress_begin(&job->progress, false);
 #pragma omp parallel for schedule(dynamic)
     for (uint64_t i = 0; i < job->count; i++) {
         enum status failed;
@@ -183,8 +178,7 @@ static enum status write_all(struct folder_job *job)
 #pragma omp critical(picture_progress)
         note_written(job, status);
     }
-    if (job->shown_s >= 0)
-        fprintf(stderr, "\r\033[K");
+    progress_clear(&job->progress);
     return job->status == STATUS_OK ? STATUS_OK : status_restore(&job->failure);
 }
 

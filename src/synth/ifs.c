@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/parallel.h"
 #include "core/timer.h"
 #include "machine/host.h"
@@ -584,11 +585,10 @@ enum status ifs_bank_check(const struct ifs_bank *bank)
     return fstat(bank->fd, &info) == 0 && (uint64_t)info.st_size == bank->file_bytes &&
                    info.st_mtim.tv_sec == bank->time.tv_sec && info.st_mtim.tv_nsec == bank->time.tv_nsec
                ? STATUS_OK
-               : status_set(
-                     STATUS_FAILED,
-                     "the file of orbits in %s was changed while it was in use; run again, which checks "
-                     "it and computes it anew if it is damaged",
-                     OPTION_OR_FIELD("--cache-dir", "cache_dir"));
+               : status_set(STATUS_FAILED,
+                            "the file of orbits in %s was changed while it was in use; run again, which "
+                            "checks it and computes it anew if it is damaged",
+                            OPTION_OR_FIELD("--cache-dir", "cache_dir"));
 }
 
 void ifs_bank_adopt(struct ifs_bank *bank, int fd, const struct guard *guard, struct timespec time,
@@ -605,12 +605,6 @@ void ifs_bank_adopt(struct ifs_bank *bank, int fd, const struct guard *guard, st
         bank->known[i] = (struct ifs_orbit){facts[i] >> 1, facts[i] & 1};
     }
     bank->facts = (struct ifs_bank_facts){bank->count, bytes, seconds};
-}
-
-static int ascending(const void *a, const void *b)
-{
-    const uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
-    return (left > right) - (left < right);
 }
 
 /* Lists the orbits that are missing, each one once, and divides them into groups of one class. */
@@ -630,7 +624,7 @@ static enum status list_missing(const uint64_t *orbits, size_t count, struct ord
     for (size_t i = listed = 0; i < count; i++)
         if (!bank->maps[orbits[i]])
             order->orbits[listed++] = orbits[i];
-    qsort(order->orbits, listed, sizeof *order->orbits, ascending);
+    qsort(order->orbits, listed, sizeof *order->orbits, compare_u64);
     for (size_t i = 0; i < listed; i++) {
         const uint64_t orbit = order->orbits[i];
         if (order->count && order->orbits[order->count - 1] == orbit)

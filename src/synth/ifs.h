@@ -36,7 +36,6 @@
 #define IFS_IDENTITY    2                                   /* the row of them that is 1 */
 #define IFS_PAD         6                                   /* margin of the raster, in cells */
 #define IFS_RES_MIN     (2 * IFS_PAD + 1)                   /* side of the smallest canvas */
-#define IFS_POINTS_MAX  (1u << 27)                          /* points of an orbit */
 #define IFS_GRAY        127                                 /* of a point and of a set bit */
 #define IFS_NO_OWNER    15u                                 /* nibble of a pixel that no square covers */
 #define IFS_UNDONE      100u                                /* points dropped before an overflow */
@@ -51,7 +50,7 @@ enum ifs_draw_kind { DRAW_PATCHES, DRAW_POINTS };
 /* How the orbits and instances of a set are made. All members are 32-bit words: the struct has no gaps. */
 struct ifs_rules {
     uint32_t domain;  /* last word of the counter that gives the key of a drawing: 3; 1p-frac: 4; ifs3d: 5 */
-    uint32_t points;  /* points per orbit, 2 .. IFS_POINTS_MAX */
+    uint32_t points;  /* points per orbit, at least 2 */
     uint32_t weights; /* orbits per class: rows 0 .. weights - 1 of ifs_weights; 0: one orbit, unweighted */
     uint32_t flips;   /* images per drawing: 4 or 1 flips, or the views of ifs3d.h */
     uint32_t res;     /* default side of the canvas */

@@ -14,7 +14,6 @@
 #include "core/file.h"
 #include "core/parallel.h"
 #include "data/remote.h"
-#include "machine/host.h"
 #include "synth/formula.h"
 #include "synth/ifs_classes.h"
 #include "synth/published.h"
@@ -247,11 +246,10 @@ static enum status run_search(struct search *search, int threads, struct class_r
     if (search->count < search->wanted && is_stopped(search))
         return status_set(STATUS_FAILED, "searching the classes of ifs3d was stopped");
     if (search->count < search->wanted)
-        return status_set(STATUS_FAILED,
-                          "only %u of %" PRIu64 " candidates have a variance above %.9g, not %u; lower the "
-                          "threshold",
-                          (unsigned)search->count, search->candidates, search->threshold,
-                          (unsigned)search->wanted);
+        return status_set(
+            STATUS_FAILED,
+            "only %u of %" PRIu64 " candidates have a variance above %.9g, not %u; lower the threshold",
+            (unsigned)search->count, search->candidates, search->threshold, (unsigned)search->wanted);
     qsort(search->found, search->count, sizeof *search->found, compare_found);
     for (uint32_t i = 0; i < search->wanted; i++) {
         rows[i] = search->found[i].row;

@@ -24,7 +24,6 @@
 #include "core/text.h"
 #include "core/timer.h"
 #include "data/checksum.h"
-#include "machine/host.h"
 #include "synth/ifs.h"
 
 enum { VERSION = 1, HEADER_BYTES = 4096, PART_ORBITS = 800 };
@@ -320,8 +319,6 @@ enum status ifs_bank_open_kept(const char *folder, int threads, const struct ifs
     const enum status status = length < (int)sizeof kept->path
                                    ? take_or_write(kept, folder)
                                    : status_set(STATUS_USAGE, "the path is too long");
-    return status == STATUS_OK
-               ? STATUS_OK
-               : status_prefix(status, "%s %s", OPTION_OR_FIELD("--cache-dir", "cache_dir"), folder);
+    return status_prefix(status, "%s %s", OPTION_OR_FIELD("--cache-dir", "cache_dir"), folder);
 #endif
 }

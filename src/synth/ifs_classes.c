@@ -4,7 +4,6 @@
 #include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,12 +148,11 @@ enum status ifs_rows(const struct formula_preset *preset, uint32_t count, struct
     const bool begin = count <= IFS_LIST_BEGIN;
     const size_t list = count > lists[0].count; /* the shorter one that is long enough */
     if (count > IFS_LIST_COUNT)
-        return status_set(
-            STATUS_USAGE,
-            "%s: the built-in list has %d classes, fewer than %u; lower it, or find more with %s "
-            "fractaldb-search",
-            OPTION_OR_FIELD("--classes", "classes"), IFS_LIST_COUNT, (unsigned)count,
-            OPTION_OR_FIELD("--preset", "preset"));
+        return status_set(STATUS_USAGE,
+                          "%s: the built-in list has %d classes, fewer than %u; lower it, or find more with "
+                          "%s fractaldb-search",
+                          OPTION_OR_FIELD("--classes", "classes"), IFS_LIST_COUNT, (unsigned)count,
+                          OPTION_OR_FIELD("--preset", "preset"));
     FREED struct ifs_system *systems = malloc((begin ? count : lists[list].count) * sizeof *systems);
     TRY(ALLOCATED(systems, "out of memory for the classes of %s", preset->name));
     if (begin)

@@ -8,14 +8,11 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "core/portable.h"
 #include "core/status.h"
 #include "synth/formula.h"
 #include "synth/ifs.h"
 
 struct twister;
-
-FDSL_C_BEGIN
 
 /* Converts a system to a class, the inverse of ifs_system(). */
 void ifs_row(const struct ifs_system *system, struct class_row *row);
@@ -205,7 +202,5 @@ enum status ifs_text_read(const char *name, char *text, uint32_t values, struct 
 
 /* Writes the text of a class's file, terminated by a zero. Returns the length. */
 size_t ifs_text_write(const struct class_row *row, uint32_t values, char *text, size_t size);
-
-FDSL_C_END
 
 #endif

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "core/parallel.h"
-#include "machine/host.h"
 #include "synth/published_parts.h"
 #include "synth/published_random.h"
 

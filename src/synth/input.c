@@ -1,9 +1,8 @@
 #include "synth/input.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
+#include "core/array.h"
 #include "core/parallel.h"
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
@@ -144,11 +143,9 @@ static enum status take_preset(struct synth *synth, const struct formula *formul
 static enum status read_ranges(const struct synth *synth, const char *preset_file, const char *preset,
                                struct class_ranges *ranges)
 {
-    const enum status status = class_ranges_read(preset_file, preset, formulas[synth->formula], ranges);
-    return status == STATUS_OK ? STATUS_OK
-                               : status_prefix(status, "%s",
-                                               preset_file ? OPTION_OR_FIELD("--preset-file", "preset_file")
-                                                           : OPTION_OR_FIELD("--preset", "preset"));
+    return status_prefix(class_ranges_read(preset_file, preset, formulas[synth->formula], ranges), "%s",
+                         preset_file ? OPTION_OR_FIELD("--preset-file", "preset_file")
+                                     : OPTION_OR_FIELD("--preset", "preset"));
 }
 
 enum status synth_check_preset(const struct synth *synth, const char *preset_file, const char *preset)
@@ -290,12 +287,6 @@ enum status synth_fill_tables(struct synth *synth)
                                    : fill_shapes(synth);
 }
 
-static int compare_numbers(const void *a, const void *b)
-{
-    const uint32_t first = *(const uint32_t *)a, second = *(const uint32_t *)b;
-    return (first > second) - (first < second);
-}
-
 void synth_classes_text(const struct synth *synth, struct synth_image image, char *text)
 {
     const struct philox_key key = synth_image_key(synth, image);
@@ -303,7 +294,7 @@ void synth_classes_text(const struct synth *synth, struct synth_image image, cha
     uint32_t ids[COLOR_OBJECTS_MAX] = {synth_label(synth, image)};
     for (uint32_t slot = 0; synth_multi_hot(synth) && slot < count; slot++)
         ids[slot] = synth->classes[color_class(&synth->color, key, slot, 0)].id;
-    qsort(ids, count, sizeof *ids, compare_numbers);
+    qsort(ids, count, sizeof *ids, compare_u32);
     int length = 0;
     for (uint32_t i = 0; i < count; i++)
         if (i == 0 || ids[i] != ids[i - 1])
@@ -318,19 +309,11 @@ void synth_free(struct synth *synth)
     free(synth->solids);
     free(synth->colors);
     free(synth->uniforms);
-    synth->bank = NULL;
-    synth->solids = NULL;
-    synth->systems = NULL;
-    synth->colors = NULL;
-    synth->uniforms = NULL;
     free(synth->rows);
     free(synth->classes);
     free(synth->spoke_offset);
     free(synth->spoke_tables);
-    synth->rows = NULL;
-    synth->classes = NULL;
-    synth->spoke_offset = NULL;
-    synth->spoke_tables = NULL;
+    *synth = (struct synth){0};
 }
 
 /* ---- A batch in host memory ---- */

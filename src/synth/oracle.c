@@ -8,7 +8,6 @@
 
 #include "core/dtype.h"
 #include "core/stats.h"
-#include "core/variant.h"
 #include "synth/atom.h"
 
 /* The noise of SYNTH_NOISE_UNIFORM4: cuRAND's Philox with the image key as seed and one subsequence per
@@ -401,10 +400,9 @@ static bool noise_check_passes(struct noise_check *check)
     double distance = stats_ks(check->fetched, n, check->expected, n);
     double critical = stats_ks_critical(n, n, NOISE_ALPHA);
     if (distance > critical) {
-        status_warn_own(
-            "the noise does not have the reference's distribution: Kolmogorov-Smirnov D = %.5f > %.5f over "
-            "%zu draws",
-            distance, critical, n);
+        status_warn_own("the noise does not have the reference's distribution: Kolmogorov-Smirnov D = %.5f > "
+                        "%.5f over %zu draws",
+                        distance, critical, n);
         return false;
     }
     qsort(check->streams, check->stream_count, sizeof *check->streams, compare_streams);

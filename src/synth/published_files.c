@@ -1,6 +1,5 @@
 #include "synth/published_files.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -11,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/array.h"
 #include "core/file.h"
 #include "core/parallel.h"
 #include "core/text.h"
@@ -237,8 +237,7 @@ static enum status read_file(const char *path, const struct formula *formula, st
     if (strlen(text) != size)
         return status_about(status_set(STATUS_USAGE, "%s is not a text", path), path);
     TRY(published_text_read(path, text, formula, number, row));
-    enum status status = class_check(formula, row);
-    return status == STATUS_OK ? status : status_about(status_prefix(status, "%s", path), path);
+    return status_about(status_prefix(class_check(formula, row), "%s", path), path);
 }
 
 /* Lists the numbers and the names of class files in a folder. */
@@ -253,28 +252,16 @@ static int compare_listed(const void *a, const void *b)
     return (first->number > second->number) - (first->number < second->number);
 }
 
-static void close_folder(DIR **folder)
-{
-    if (*folder)
-        closedir(*folder);
-}
-
 static enum status list_folder(const char *path, struct listed **list, size_t *count)
 {
-    CLOSED_BY(close_folder) DIR *folder = opendir(path);
-    size_t room = 0;
+    CLOSED_BY(folder_close) DIR *folder = opendir(path);
     if (!folder)
         return status_about(status_set(STATUS_USAGE, "%s: %s", path, strerror(errno)), path);
     for (struct dirent *entry; (entry = readdir(folder));) {
         struct listed item;
         if (!number_of_name(entry->d_name, &item.number) || strlen(entry->d_name) >= sizeof item.name)
             continue;
-        if (*count == room) {
-            room = room ? 2 * room : 1024;
-            struct listed *larger = realloc(*list, room * sizeof item);
-            TRY(ALLOCATED(larger, "out of memory for the list of %s", path));
-            *list = larger;
-        }
+        TRY(ALLOCATED(array_grow(list, *count, sizeof item), "out of memory for the list of %s", path));
         memcpy(item.name, entry->d_name, strlen(entry->d_name) + 1);
         (*list)[(*count)++] = item;
     }

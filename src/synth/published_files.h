@@ -4,6 +4,7 @@
 #ifndef FDSL_SYNTH_PUBLISHED_FILES_H
 #define FDSL_SYNTH_PUBLISHED_FILES_H
 
+#include <dirent.h>
 #include <stddef.h>
 
 #include "core/status.h"
@@ -46,6 +47,13 @@ enum status published_text_read(const char *name, char *text, const struct formu
  * if all of them are 0. Returns the length. */
 size_t published_text_write(const struct formula *formula, const struct class_row *row,
                             char text[PUBLISHED_TEXT_BYTES]);
+
+/* For CLOSED_BY(). Ignores NULL. */
+static inline void folder_close(DIR **opened)
+{
+    if (*opened)
+        closedir(*opened);
+}
 
 /* Checks that published_files_write() can write into `folder`, or create it. STATUS_USAGE gives the reason;
  * also if the scripts of the formula write no such files. */

@@ -15,7 +15,6 @@
 #include "core/parallel.h"
 #include "core/timer.h"
 #include "data/remote.h"
-#include "machine/host.h"
 #include "synth/input.h"
 #include "synth/lines.h"
 #include "synth/published_files.h"
@@ -202,21 +201,6 @@ static bool states_valid(const struct published *published)
     return true;
 }
 
-/* Reads all bytes, or returns false. */
-static bool read_all(int fd, void *bytes, size_t count)
-{
-    while (count > 0) {
-        ssize_t got = read(fd, bytes, count);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return false;
-        bytes = (char *)bytes + got;
-        count -= (size_t)got;
-    }
-    return true;
-}
-
 /* Reads the states. Returns false if there is no valid file; warns if there is a damaged one. */
 static bool states_read(struct published *published, const char *path)
 {
@@ -225,10 +209,11 @@ static bool states_read(struct published *published, const char *path)
         return false;
     struct states_header header, expected;
     struct stat info;
-    size_t bytes = published_blocks(published->set) * sizeof *published->states;
+    size_t bytes = published_blocks(published->set) * sizeof *published->states, got;
     bool whole = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
-                 (uint64_t)info.st_size == sizeof header + bytes && read_all(fd, &header, sizeof header) &&
-                 read_all(fd, published->states, bytes);
+                 (uint64_t)info.st_size == sizeof header + bytes &&
+                 file_read_at(fd, &header, sizeof header, 0, &got) && got == sizeof header &&
+                 file_read_at(fd, published->states, bytes, sizeof header, &got) && got == bytes;
     close(fd);
     if (whole) {
         expected = make_header(published);

@@ -27,9 +27,8 @@ const struct formula formula_segrcdb = {
     .parameters = lines_radial_parameters,
     .parameter_count = LINES_RADIAL_PARAMETERS - 2, /* a centre is drawn for every shape */
     .mean_key = "nvertex_mean",
-    .published_keys = "Category_num=class,Vertex=vertices,Perlin_noise=noise,line_width=line_width,"
-                      "Center_rad=radius,Line_num=orbits,Oval_rate_x=oval_x,Oval_rate_y=oval_y,"
-                      "Color_Gray=class",
+    .published_keys = "Category_num=class,Vertex=vertices,Perlin_noise=noise,line_width=line_width,Center_"
+                      "rad=radius,Line_num=orbits,Oval_rate_x=oval_x,Oval_rate_y=oval_y,Color_Gray=class",
     .id_least = 1, /* 0 is the background of masks, which have one byte per pixel */
     .id_most = 255,
     .classes = 254,

@@ -229,8 +229,7 @@ static enum status choose_variant(struct maker *maker, const char *name, const s
         status = status_set(STATUS_USAGE, "it is not bit-exact; use naive, omp or fused");
     if (status == STATUS_OK)
         status = workload_find("synth")->accepts(maker->synth, entry->variant);
-    if (status != STATUS_OK)
-        return status_prefix(status, "--variant %s", entry->name);
+    TRY(status_prefix(status, "--variant %s", entry->name));
     maker->variant = entry->variant;
     return maker->variant->setup(resources, maker->synth, &maker->state);
 }
@@ -268,8 +267,8 @@ static enum status check_encoding(const struct maker *maker)
         (output->type == DTYPE_U8 && (output->channels == 1 || output->color)))
         return STATUS_OK;
     return status_value(STATUS_USAGE, "encode", source_encodings[maker->encoding],
-                        " stores u8 images of one channel (three channels would "
-                        "repeat the same gray); use --encode npy for other images");
+                        " stores u8 images of one channel (three channels would repeat the same gray); use "
+                        "--encode npy for other images");
 }
 
 /* Fills the input of the variant from the options of the workload. */
@@ -282,8 +281,8 @@ static enum status open_prepared(const struct source_request *request, struct ma
     maker->synth = maker->input;
     return maker->synth->output.layout == OUTPUT_NHWC
                ? status_value(STATUS_USAGE, "layout", "nhwc",
-                              ": prepared samples are PNG files or arrays of the "
-                              "shape (channels, height, width); drop this option")
+                              ": prepared samples are PNG files or arrays of the shape (channels, height, "
+                              "width); drop this option")
                : STATUS_OK;
 }
 
@@ -335,8 +334,7 @@ static enum status check_labels(const struct synth *synth)
     for (uint32_t c = 0; c < synth->class_count; c++)
         if (synth->rows[c].id >= synth->class_count)
             return status_set(STATUS_USAGE,
-                              "class %u: labels are the numbers of the %u classes, so they must be 0 to "
-                              "%u",
+                              "class %u: labels are the numbers of the %u classes, so they must be 0 to %u",
                               (unsigned)synth->rows[c].id, synth->class_count, synth->class_count - 1);
     return STATUS_OK;
 }
@@ -348,8 +346,7 @@ static enum status take_listed(const struct synth_values *wanted, struct synth_w
     size_t count;
     int formula;
     enum status status = read_classes(wanted->class_file, wish->formula, &synth->rows, &count, &formula);
-    if (status != STATUS_OK)
-        return status_about(status_prefix(status, "--class"), "class");
+    TRY(status_about(status_prefix(status, "--class"), "class"));
     synth->class_count = (uint32_t)count;
     const struct formula *of_preset = wanted->preset ? formula_of_preset(wanted->preset) : NULL;
     const bool rules = formula_is_system(formulas[formula]) && (!of_preset || formula_is_system(of_preset));
@@ -399,10 +396,10 @@ static enum status open_values(const struct synth_values *wanted, struct maker *
     struct synth *synth = &maker->own;
     const uint32_t out_res = wanted->out_res ? wanted->out_res : wanted->res;
     if (wanted->crop && out_res > wanted->res)
-        return status_value(STATUS_USAGE, "fit", "crop",
-                            ": --out-res %u is larger than --res %u; lower --out-res, or enlarge with "
-                            "--fit resize",
-                            out_res, wanted->res);
+        return status_value(
+            STATUS_USAGE, "fit", "crop",
+            ": --out-res %u is larger than --res %u; lower --out-res, or enlarge with --fit resize", out_res,
+            wanted->res);
     synth->batch = synth->stride = wanted->batch ? wanted->batch : BATCH;
     synth->res = wanted->res;
     synth->output = (struct synth_output){.type = DTYPE_U8,
@@ -435,10 +432,9 @@ static enum status synth_source_open(const struct source_request *request, struc
     TRY(request->options ? open_prepared(request, maker) : open_values(parameters, maker));
     TRY(check_encoding(maker));
     if (synth_cloud_bytes(maker->synth))
-        return status_value(
-            STATUS_USAGE, "preset", "pc-fractaldb-1k",
-            ": samples have no point clouds; use --preset mv-fractaldb-1k, which has the same "
-            "images and labels; --npy writes the clouds");
+        return status_value(STATUS_USAGE, "preset", "pc-fractaldb-1k",
+                            ": samples have no point clouds; use --preset mv-fractaldb-1k, which has the "
+                            "same images and labels; --npy writes the clouds");
     if (parameters->names)
         TRY(name_as_published(facts, maker));
     const struct synth_output *output = &maker->synth->output;
@@ -471,12 +467,9 @@ static const struct option_spec options[] = {
      .column = COLUMN, .help = "file format of an image. jpeg has quality 90. KIND is one of"},
     {"names", "KIND", OPTION_CHOICE, AT(names), .fallback = "numbers", .choices = name_kinds,
      .column = COLUMN,
-     .help =
-         "names of the files of --store imagefolder. numbers: the number of the sample; published: "
-         "folders and "
-         "files as the published script names them, for --random published and the formulas fractaldb and "
-         "ifs3d. "
-         "KIND is one of"},
+     .help = "names of the files of --store imagefolder. numbers: the number of the sample; published: "
+             "folders and files as the published script names them, for --random published and the formulas "
+             "fractaldb and ifs3d. KIND is one of"},
 };
 
 static const char *const columns[] = {"class", "instance", "seed", NULL};

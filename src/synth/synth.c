@@ -12,7 +12,6 @@
 #include "core/array.h"
 #include "core/text.h"
 #include "core/workload.h"
-#include "machine/env.h"
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
 #include "synth/lines.h"
@@ -54,20 +53,20 @@ static const struct option_spec options[] = {
      .help = "how an image is drawn; docs/formulas.md describes the formulas. --preset can imply another "
              "default. NAME is one of"},
     {"draw", "WHAT", OPTION_CHOICE, AT(draw), .fallback = "patches", .choices = draws, .column = COLUMN,
-     .help = "what an image of a fractal shows. patches: 3 x 3 random bits for each point; points: "
-             "the points, which are not random. Other formulas have no choice. WHAT is one of"},
+     .help = "what an image of a fractal shows. patches: 3 x 3 random bits for each point; points: the "
+             "points, which are not random. Other formulas have no choice. WHAT is one of"},
     {"min-lit", "SHARE", OPTION_REAL, AT(min_lit), .fallback = "0", .maximum = 0.5, .column = COLUMN,
-     .help = "replace the weights of fractal classes whose images of patches are expected to have a smaller "
-             "share "
-             "of set pixels than SHARE, by the class itself; 0.01 replaces nearly black images, 0 none"},
+     .help =
+         "replace the weights of fractal classes whose images of patches are expected to have a smaller "
+         "share of set pixels than SHARE, by the class itself; 0.01 replaces nearly black images, 0 none"},
     {"cache-dir", "DIR", OPTION_TEXT, AT(cache_dir),
      .help = "folder that keeps all orbits of fractal classes for omp, in a file that the processes of a "
              "machine share; without it, every run computes the orbits that it needs"},
     {"random", "STREAM", OPTION_CHOICE, AT(random), .fallback = "philox", .choices = randoms,
      .column = COLUMN,
      .help =
-         "random numbers of the images. philox: an image depends only on --seed, its class and its "
-         "instance; published: the images of a published set (--preset), pixel for pixel. STREAM is one of"},
+         "random numbers of the images. philox: an image depends only on --seed, its class and its instance; "
+         "published: the images of a published set (--preset), pixel for pixel. STREAM is one of"},
     {"seed", "N", OPTION_COUNT, AT(seed), .fallback = "0", .maximum = 18446744073709551615.0,
      .column = COLUMN, .help = "seed of all images"},
     {"instance", "N", OPTION_COUNT, AT(instance), .fallback = "0", .maximum = 4611686018427387904.0,
@@ -80,27 +79,23 @@ static const struct option_spec options[] = {
          "generate a mixed batch of N classes, which --preset chooses; image number g shows class g mod N. 0 "
          "means a single class, the benchmark class, which --vertices, --orbits and similar options define"},
     {"preset", "NAME", OPTION_TEXT, AT(preset), .column = COLUMN,
-     .help = "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, "
-             "fractaldb*, ofdb*, 1p-frac, ifs3d, mv-fractaldb-1k, exfractaldb-1k, 3d-ofdb-1k, "
-             "pc-fractaldb-1k, fractal-color-1k and multifractal-1k imply the formula; the others are drawn "
-             "with uji, unless "
-             "--formula visualatom is given. uji, "
-             "visualatom, lowercompute, "
-             "rcdb, segrcdb-ranges and the sections of --preset-file are ranges, from which classes are "
-             "sampled at random; paper-1000, "
-             "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
-             "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: "
-             "their first N classes are used. fractaldb, fractaldb-search, 1p-frac, those of ifs3d, "
-             "fractal-color-1k and multifractal-1k have as "
-             "many classes as --classes says (default: the name of --formula)"},
+     .help =
+         "source of the classes of --classes. The presets rcdb*, segrcdb*, visualatom-script-1k, fractaldb*, "
+         "ofdb*, 1p-frac, ifs3d, mv-fractaldb-1k, exfractaldb-1k, 3d-ofdb-1k, pc-fractaldb-1k, "
+         "fractal-color-1k and multifractal-1k imply the formula; the others are drawn with uji, unless "
+         "--formula visualatom is given. uji, visualatom, lowercompute, rcdb, segrcdb-ranges and the "
+         "sections of --preset-file are ranges, from which classes are sampled at random; paper-1000, "
+         "lowercompute-1000, paper and paper-lowercompute are lists, and rcdb-1k, rcdb-21k, segrcdb, "
+         "visualatom-script-1k, fractaldb-1k, fractaldb-10k, ofdb-1k and ofdb-21k are published sets: their "
+         "first N classes are used. fractaldb, fractaldb-search, 1p-frac, those of ifs3d, fractal-color-1k "
+         "and multifractal-1k have as many classes as --classes says (default: the name of --formula)"},
     {"preset-file", "FILE", OPTION_TEXT, AT(preset_file), .column = COLUMN,
      .help = "INI file with ranges for --preset, instead of the built-in configs/classes.cfg"},
     {"class", "FILE|DIR", OPTION_TEXT, AT(class_file), .column = COLUMN,
-     .help =
-         "generate a mixed batch of the classes in this CSV file, or in the class files of a published "
-         "script (a folder, or one file of it). The columns must be those of --formula; published scripts "
-         "exist for visualatom, rcdb, segrcdb, fractaldb and ifs3d. --preset 1p-frac, ofdb-1k or "
-         "exfractaldb-1k, for example, then says how fractals are drawn from them"},
+     .help = "generate a mixed batch of the classes in this CSV file, or in the class files of a published "
+             "script (a folder, or one file of it). The columns must be those of --formula; published "
+             "scripts exist for visualatom, rcdb, segrcdb, fractaldb and ifs3d. --preset 1p-frac, ofdb-1k or "
+             "exfractaldb-1k, for example, then says how fractals are drawn from them"},
     {"noise", "P", OPTION_REAL, AT(noise), .fallback = "2", .maximum = 1e6, .column = COLUMN,
      .help = "noise coefficient of the benchmark class"},
     {"line-width", "PIXELS", OPTION_REAL, AT(line_width), .fallback = "0.002", .maximum = 1e6,
@@ -121,9 +116,8 @@ static const struct option_spec options[] = {
      .help = "element type of the output. u8 stores grays from 0 to 255; the other types store floats that "
              "are normalised with --mean and --std. TYPE is one of"},
     {"channels", "1|3", OPTION_COUNT, AT(channels), .fallback = "1", .maximum = UINT32_MAX, .column = COLUMN,
-     .help =
-         "channels of the output; 3 channels all have the same gray, unless the formula draws colours, which "
-         "always have 3"},
+     .help = "channels of the output; 3 channels all have the same gray, unless the formula draws colours, "
+             "which always have 3"},
     {"layout", "ORDER", OPTION_CHOICE, AT(layout), .fallback = "nchw", .choices = layouts, .column = COLUMN,
      .help = "memory layout of the output"},
     {"out-res", "PIXELS", OPTION_COUNT, AT(out_res), .minimum = 1, .maximum = SYNTH_RES_MAX, .column = COLUMN,
@@ -148,18 +142,15 @@ static const struct option_spec options[] = {
              "images; with --min-lit, after weights were replaced"},
     {"class-format", "FORMAT", OPTION_CHOICE, AT(files.class_format), .fallback = "csv",
      .choices = class_formats,
-     .help =
-         "format of --write-classes. csv: one file; published: a folder DIR with one file per class, with "
-         "the names and the bytes that the published script writes. FORMAT is one of"},
+     .help = "format of --write-classes. csv: one file; published: a folder DIR with one file per class, "
+             "with the names and the bytes that the published script writes. FORMAT is one of"},
     {"png", "DIR", OPTION_OUTPUT, AT(files.png),
-     .help =
-         "write the images of the batch into the folder DIR as PNG files, with a list of them in "
-         "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8, and --channels 1 unless the "
-         "formula draws colours"},
+     .help = "write the images of the batch into the folder DIR as PNG files, with a list of them in "
+             "index.tsv; the mask of NAME.png is NAME.mask.png; needs --dtype u8, and --channels 1 unless "
+             "the formula draws colours"},
     {"sheet", "FILE", OPTION_OUTPUT, AT(files.sheet),
-     .help =
-         "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs what "
-         "--png needs"},
+     .help = "write a contact sheet of the batch as one PNG file, and index.tsv into the same folder; needs "
+             "what --png needs"},
     {"npy", "FILE", OPTION_OUTPUT, AT(files.npy),
      .help = "write the batch as a NumPy array; if FILE is x.npy, write the labels to x.labels.npy, masks to "
              "x.masks.npy, and multi-hot labels to x.multihot.npy"},
@@ -266,9 +257,9 @@ static enum status check_combination(const struct options *given, const struct s
     if (parameters->describe && options_given(given, "variant"))
         return status_option(STATUS_USAGE, "describe", " prints a report without images; drop --variant");
     if (parameters->random && options_given(given, "seed"))
-        return status_option(STATUS_USAGE, "seed",
-                             " has no effect on published images, whose seeds are those of the published "
-                             "script; drop it");
+        return status_option(
+            STATUS_USAGE, "seed",
+            " has no effect on published images, whose seeds are those of the published script; drop it");
     const bool rules =
         formula_is_system(formula) && parameters->class_file && !parameters->preset_file; /* of the preset's
                                                                                              orbits */
@@ -277,10 +268,9 @@ static enum status check_combination(const struct options *given, const struct s
     if (parameters->preset)
         TRY(synth_check_preset(synth, parameters->preset_file, parameters->preset));
     if (parameters->class_file)
-        return status_option(
-            STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
-            " and --class both choose the classes; give one of the two, and the formula of a "
-            "list with --formula");
+        return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
+                             " and --class both choose the classes; give one of the two, and the formula of "
+                             "a list with --formula");
     return status_option(STATUS_USAGE, parameters->preset ? "preset" : "preset-file",
                          " has an effect only with --classes; add --classes N");
 }
@@ -295,8 +285,7 @@ static enum status check_output(const struct options *given, const struct synth_
     for (size_t i = 0; parameters->dtype == DTYPE_U8 && i < COUNT_OF(float_options); i++)
         if (options_given(given, float_options[i]))
             return status_option(STATUS_USAGE, float_options[i],
-                                 " scales floats, but u8 stores grays unscaled: drop it, or "
-                                 "add --dtype f32");
+                                 " scales floats, but u8 stores grays unscaled: drop it, or add --dtype f32");
     if (parameters->channels != 1 && parameters->channels != 3)
         return status_option(STATUS_USAGE, "channels", ": '%llu' is neither 1 nor 3",
                              (unsigned long long)parameters->channels);
@@ -305,10 +294,10 @@ static enum status check_output(const struct options *given, const struct synth_
                              " 1: the images of the formula %s have colours; drop it",
                              formula_names[synth->formula]);
     if (parameters->fit + 1 == OUTPUT_CROP && parameters->out_res > parameters->res)
-        return status_value(STATUS_USAGE, "fit", "crop",
-                            ": --out-res %llu is larger than --res %llu; lower --out-res, "
-                            "or enlarge with --fit resize",
-                            (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
+        return status_value(
+            STATUS_USAGE, "fit", "crop",
+            ": --out-res %llu is larger than --res %llu; lower --out-res, or enlarge with --fit resize",
+            (unsigned long long)parameters->out_res, (unsigned long long)parameters->res);
     if (shows && (parameters->dtype != DTYPE_U8 || parameters->channels != shown_channels))
         return status_option(STATUS_USAGE, parameters->files.png ? "png" : "sheet",
                              " writes u8 images of %s only; use --npy FILE for other images",
@@ -326,10 +315,9 @@ static enum status check_alone(const struct synth_parameters *parameters, const 
                                                    : NULL;
     if (!option || partition->ranks == 1)
         return STATUS_OK;
-    return status_option(
-        STATUS_USAGE, option,
-        " needs a single rank: run without mpirun, and set --batch to the number of images of all ranks; "
-        "the images are the same");
+    return status_option(STATUS_USAGE, option,
+                         " needs a single rank: run without mpirun, and set --batch to the number of images "
+                         "of all ranks; the images are the same");
 }
 
 #define F16_INFINITE 65520.0 /* the smallest value that rounds to infinity in half precision */
@@ -428,10 +416,10 @@ static enum status take_share(struct synth_job *job, const struct partition *par
 {
     struct share share = partition_share(partition, job->parameters.batch);
     if (share.total < partition->ranks)
-        return status_value(STATUS_USAGE, "scaling", "strong",
-                            ": more ranks (%llu) than images (--batch %llu); start fewer ranks or "
-                            "raise --batch",
-                            (unsigned long long)partition->ranks, (unsigned long long)job->parameters.batch);
+        return status_value(
+            STATUS_USAGE, "scaling", "strong",
+            ": more ranks (%llu) than images (--batch %llu); start fewer ranks or raise --batch",
+            (unsigned long long)partition->ranks, (unsigned long long)job->parameters.batch);
     job->synth.batch = share.count;
     job->synth.stride = share.total;
     job->synth.position = share.first;

@@ -1,0 +1,105 @@
+"""What the scripts of this folder share: how they run fdsl-bench, and how they end. Needs only the standard library."""
+
+import csv
+import errno
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = str(ROOT / "fdsl-bench")
+
+
+class Failed(Exception):
+    """An error with a message of one line, and the exit status."""
+
+    def __init__(self, text, status=1):
+        super().__init__(text)
+        self.status = status
+
+
+def failing(script):
+    """Returns a function that ends a script with a message and an exit status."""
+    def fail(message, status=1):
+        print(f"{script}: {message}", file=sys.stderr)
+        sys.exit(status)
+    return fail
+
+
+def end_without(script, document, error, packages="PyTorch and NumPy (python3-torch, python3-numpy)"):
+    """Ends a script that cannot import its packages. --help works without them."""
+    if {"-h", "--help"}.intersection(sys.argv[1:]):
+        print(document.strip())
+        sys.exit()
+    failing(script)(f"{error}; install {packages}", 4)
+
+
+def rows_of(text):
+    return list(csv.DictReader(text.splitlines()))
+
+
+def run_bench(fail, command, named=False):
+    """Runs fdsl-bench. Returns the rows that it prints as CSV. With `named`, the message about a failure has the command."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        fail(f"{command[0]}: {error.strerror}; build it, or name it with --bench", 2)
+    if done.returncode:
+        fail(f"{' '.join(command)}: " * named + done.stderr.strip())
+    return rows_of(done.stdout)
+
+
+def joined(tables, remedy):
+    """Returns the text of a CSV file with the rows of several tables (path, header, row, ...); None without a table."""
+    header, records = None, []
+    for path, columns, *rows in tables:
+        if header not in (None, columns):
+            raise Failed(f"{path} has other columns than the rows before it, {remedy}")
+        header = columns
+        records += rows
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *records] if header else [])
+    return text.getvalue() or None
+
+
+def append_rows(path, rows, columns):
+    """Appends rows to a CSV file, with a header if it is new or empty."""
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def status_of(script, main):
+    """Runs main(). Returns its exit status. If stdout or a file of rows cannot be written, prints one line."""
+    try:
+        try:
+            status = main()
+        except SystemExit as leaving:
+            status = leaving.code
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        print(f"{script}: output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
+        return 1
+
+
+def run_script(script, main, *errors):
+    """Runs main() and ends the script with its status. Signals end it by SystemExit, so that it ends its processes first."""
+    def interrupted(number, _):
+        sys.exit(128 + number)
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, interrupted)
+    try:
+        sys.exit(main())
+    except (Failed, OSError, subprocess.CalledProcessError, *errors) as error:
+        failing(script)(error, getattr(error, "status", 1))
