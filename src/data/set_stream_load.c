@@ -35,6 +35,13 @@ static enum status read_member(struct worker *worker, uint32_t number, enum resi
     return status;
 }
 
+/* Returns whether the bytes of a member have the hash of the index, or there is no index. */
+static bool as_indexed(const struct dataset *dataset, const struct dataset_member *member,
+                       const uint8_t *bytes)
+{
+    return !dataset->indexed || checksum_whole(bytes, member->size) == member->whole;
+}
+
 /* Reads the image of sample `number` of the plan, and sets `*found` to its bytes. With `copies`, they are in
  * `bytes`; otherwise they may be elsewhere. If the data set has an index, compares the hash of the bytes. */
 static enum status read_image(struct worker *worker, const struct dataset_sample *sample, uint32_t number,
@@ -48,7 +55,7 @@ static enum status read_image(struct worker *worker, const struct dataset_sample
     if (copies && *found != bytes)
         memcpy(bytes, *found, member->size);
     worker->image_edges = checksum_edges(*found, member->size);
-    worker->broken = dataset->indexed && checksum_whole(*found, member->size) != member->whole;
+    worker->broken = !as_indexed(dataset, member, *found);
     return worker->broken
                ? dataset_at(dataset, sample, member,
                             status_set(STATUS_FAILED, "the data do not match the hash in the index"))
@@ -78,6 +85,10 @@ static enum status read_label(struct worker *worker, const struct dataset_sample
         if (status != STATUS_OK)
             return status_prefix(status, "sample '%s'", sample->key);
         worker->label_edges = checksum_edges(found, member->size);
+        worker->broken = !as_indexed(dataset, member, found);
+        if (worker->broken)
+            return dataset_at(dataset, sample, member,
+                              status_set(STATUS_FAILED, "the data do not match the hash in the index"));
     }
     const enum status status = dataset_label(dataset, sample, found, folder ? 0 : member->size,
                                              class_limit(&worker->self->request), label);
@@ -129,7 +140,7 @@ static enum status read_mask(struct worker *worker, const struct dataset_sample 
     const double begin_s = clock_of(worker);
     if (lacks) {
         status = dataset_lacks(dataset, sample, &dataset->choice.label, "label");
-    } else if (dataset->indexed && checksum_whole(found, member->size) != member->whole) {
+    } else if (!as_indexed(dataset, member, found)) {
         status = status_set(STATUS_FAILED, "its %s does not match the hash in the index",
                             dataset->multi_hot ? "label" : "mask");
     } else {
