@@ -434,9 +434,9 @@ Test(cli, columns_are_described_with_choices_units_and_without_other_options)
         {"--columns=31 --variant ops-omp", "the number of values per row is --dim"},
     };
     expect_refusals(refusals, COUNT_OF(refusals), "--columns ");
-    expect_prints("- `dtype` (word) = `--dtype`, default f32", "--columns --workload ops");
-    expect_prints("- `chunk` (integer, KiB) = `--chunk`, default 16384", "--columns --variant ops-omp");
-    expect_prints("- `dedup` (flag) = `--dedup`", "--columns --workload ops");
+    expect_prints("- `dtype` (word): `--dtype` (f32)\n", "--columns --workload ops");
+    expect_prints("- `chunk` (integer, KiB): `--chunk` (16384)\n", "--columns --variant ops-omp");
+    expect_prints("- `dedup` (flag): `--dedup`\n", "--columns --workload ops");
     cr_expect(!strstr(out, "TYPE is one of") && !strstr(out, "this page") && !strstr(out, "default 0: drop"));
     expect_prints("- `copy_share` (real, none): ", "--columns --workload load");
     cr_expect(strstr(out, "- `flops` (real, FLOP, computed): "), "%s", out);

@@ -299,9 +299,9 @@ static enum status print_column(const struct described *described, const struct 
         printf(", %s", column->unit);
     if (column->combine != COMBINE_FIRST)
         printf(", %s", combine);
-    printf(")%s", *option ? " = " : ": ");
+    printf("): ");
     if (*option) /* --help explains it */
-        printf("`--%s`%s%s\n", option, *fallback ? ", default " : "", fallback);
+        printf(*fallback ? "`--%s` (%s)\n" : "`--%s`\n", option, fallback);
     else
         puts(column->about);
     return STATUS_OK;
@@ -364,10 +364,10 @@ static enum status print_page(const struct workload *only)
         "After a column come its type, its unit, and how the row of all ranks (`rank` = `all`) combines the "
         "values of the ranks:\n`common`, the value that all share; `min`, `mean`, `max` or `sum`, for which "
         "a value of every rank is needed; `computed`, from\nthe samples and the work of all ranks "
-        "([ranks.md](ranks.md#time)); `none`, empty; else the value of rank 0. For the column of an\noption, "
-        "the option and its default follow; `--help` explains it.\n\n"
-        "An empty cell means that a value is unknown or does not apply. A `flag` is `yes` or `no`; that of "
-        "an option is 1 if it is\ngiven, else 0. In JSON, all flags are `true` or `false`.");
+        "([ranks.md](ranks.md#time)); `none`, empty; else the value of rank 0. The column of an option\n"
+        "names the option, with its default in parentheses; `--help` explains it.\n\n"
+        "An empty cell is unknown or does not apply. A `flag` is `yes` or `no`; that of an option is 1 if it "
+        "is given, else 0. In\nJSON, all flags are `true` or `false`.");
     if (only)
         return print_workload(only, false);
     puts("\n## All workloads\n\nFirst:");
