@@ -2,8 +2,8 @@
  * docs/notes/synth.md has measurements.
  *
  *   orbits   The points of an orbit are divided into chunks, one per thread. A chunk begins IFS_BURN points
- *            early at (0, 0). The maps contract, so after these points nearly all chunks have exactly the
- *            points of the orbit. The ends of neighbouring chunks are compared; chunks that differ are
+ *            early at (0, 0). Most orbits contract on average, so after these points nearly all chunks have
+ * exactly the points of the orbit. The ends of neighbouring chunks are compared; chunks that differ are
  *            computed again from the true point, while other orbits are rastered. Each segment of a chunk
  *            stores its first point.
  *   raster   A block draws an orbit's map, one segment per thread: a cell receives the maximum of the numbers

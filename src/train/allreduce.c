@@ -241,9 +241,9 @@ static enum status exchange_observe(const void *input, const struct variant *var
     return status;
 }
 
-/* The bandwidths are defined as in nccl-tests. To all-reduce an array of B bytes, each of N ranks must send
- * 2 B (N - 1) / N bytes, and receive as many. If the links are the limit, the bus bandwidth does not depend
- * on N. */
+/* The bandwidths are defined as in nccl-tests. To all-reduce an array of B bytes, N ranks must on average
+ * send 2 B (N - 1) / N bytes, and receive as many. If the links are the limit, the bus bandwidth does not
+ * depend on N. */
 static void exchange_rates(const void *input, double median_s, struct row *row)
 {
     const struct allreduce_job *job = input;
