@@ -69,7 +69,7 @@ def append_rows(path, rows, columns):
     """Appends rows to a CSV file, with a header if it is new or empty."""
     with open(path, "a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
-        if file.tell() == 0:
+        if os.fstat(file.fileno()).st_size == 0:  # tell() fails for a pipe
             writer.writeheader()
         writer.writerows(rows)
 
