@@ -293,7 +293,7 @@ killed_after() { # pattern, most, folder of checkpoints, command ...
     pid=$!
     # shellcheck disable=SC2053  # a pattern
     while kill -0 $pid 2>/dev/null && { [[ $(latest "$3") == "$before" ]] || [[ $(latest "$3") != $1 ]]; }; do sleep 0.002; done
-    sleep "0.$(printf %03d $((RANDOM % $2)))"
+    (($2 == 1)) || sleep "0.$(printf %03d $((RANDOM % $2)))"
     kill -KILL $pid && wait $pid || status=$?
     ((status == 137)) || { echo "ended with status $status, but should have been killed" && return 1; }
     echo "killed after $(latest "$3")"

@@ -14,7 +14,7 @@ or vit-large does not recompute.
 samples is 1.2 times the batch that fits by the plan (--memory --dry-run), at most --samples. A `+` after the batch says that more
 samples would fit, a reason in place of the batch that the variant does not train this network.
 
---out FILE appends the rows of fdsl-bench. Exit status 4 if there is no GPU.
+--out FILE appends the rows of fdsl-bench. Exit status 4 if `plan` without --small finds no GPU.
 """
 import argparse
 import os
