@@ -440,6 +440,12 @@ Test(cli, columns_are_described_with_choices_units_and_without_other_options)
     cr_expect(!strstr(out, "TYPE is one of") && !strstr(out, "this page") && !strstr(out, "default 0: drop"));
     expect_prints("- `copy_share` (real, none): ", "--columns --workload load");
     cr_expect(strstr(out, "- `flops` (real, FLOP, computed): "), "%s", out);
+    /* Columns of train with another default, or another row of all ranks, are not "as in `train`". */
+    run_well("--columns");
+    const char *infer = strstr(out, "\n## infer\n");
+    cr_assert_not_null(infer);
+    cr_expect(strstr(infer, "\n- `on_error` (word): `--on-error`\n"), "%s", infer);
+    cr_expect(strstr(infer, "\n- `memory_bytes` (integer, bytes): "), "%s", infer);
     run_well("--columns --format csv");
     cr_expect(strstr(out, "TYPE is one of: f32, f16, bf16, fp8, nvfp4, mxfp4"), "%s", out);
     cr_expect(strstr(out, ",f32 f16 bf16 fp8 nvfp4 mxfp4,"), "%s", out);

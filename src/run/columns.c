@@ -272,6 +272,19 @@ static void column_row(const struct described *described, const struct column *c
     row_text(row, "about", column->about);
 }
 
+/* Returns whether columns of two workloads are described by the same item of a list. */
+static bool are_alike(const struct workload *a, const struct column *of_a, const struct workload *b,
+                      const struct column *of_b)
+{
+    char defaults[2][256];
+    return strcmp(of_a->name, of_b->name) == 0 && strcmp(of_a->about, of_b->about) == 0 &&
+           of_a->type == of_b->type && strcmp(of_a->unit, of_b->unit) == 0 &&
+           of_a->combine == of_b->combine &&
+           columns_default(a, of_a->name, defaults[0], sizeof defaults[0]) == STATUS_OK &&
+           columns_default(b, of_b->name, defaults[1], sizeof defaults[1]) == STATUS_OK &&
+           strcmp(defaults[0], defaults[1]) == 0;
+}
+
 /* Returns the first workload, before this one, whose rows have the same column, or NULL. */
 static const struct workload *described_by(const struct workload *workload, const struct column *column)
 {
@@ -280,7 +293,7 @@ static const struct workload *described_by(const struct workload *workload, cons
         if (columns_of(workload_table[i], &columns) != STATUS_OK)
             return NULL;
         for (const struct column *other = columns->row; other->name; other++)
-            if (strcmp(other->name, column->name) == 0 && strcmp(other->about, column->about) == 0)
+            if (are_alike(workload, column, workload_table[i], other))
                 return workload_table[i];
     }
     return NULL;
