@@ -59,7 +59,6 @@ struct naive {
     struct published published; /* copy of `totals` after the latest step, for progress() */
     uint64_t bytes, parts[MEMORY_PARTS];
     enum memory_part part; /* of the next allocations */
-    bool out_of_memory;
 };
 
 /* ---- The network ---- */
@@ -85,25 +84,21 @@ static real *input_of(const struct naive *naive, uint32_t layer, uint32_t j)
                  : naive->inputs + j * naive->train->model->input_values;
 }
 
-/* Returns a copy of `passing` for layer i, with its arrays; `in_delta` receives the gradient of the input of
- * the network. In a stage of a pipeline, a LAYER_ADD may use the stage's input as the earlier output. */
+/* Returns a copy of `passing` for layer i, with scratch memory. For a LAYER_ADD, sets the pointers to the
+ * earlier output and to its gradient. In a stage of a pipeline, the earlier output may be the stage's input,
+ * whose gradient is `in_delta`. */
 static struct passing passing_at(const struct naive *naive, const struct passing *passing, uint32_t i,
                                  uint32_t j, real *in_delta)
 {
-    const uint32_t back = naive->train->model->layers[i].spec.back; /* of a LAYER_ADD, else 0 */
+    const struct layer_spec *spec = &naive->train->model->layers[i].spec;
     struct passing at = *passing;
-    at.layer = &naive->train->model->layers[i];
-    at.parameters = naive->parameters;
-    at.gradients = naive->gradients;
     at.scratch = naive->scratch + j % AT_ONCE(naive) * naive->scratch_values;
-    at.in = input_of(naive, i, j);
-    at.out = output_of(naive, naive->outputs, i, j);
-    at.added = i >= back ? output_of(naive, naive->outputs, i - back, j) : input_of(naive, 0, j);
-    if (naive->train->forward_only)
+    if (spec->kind != LAYER_ADD)
         return at;
-    at.out_delta = output_of(naive, naive->deltas, i, j);
-    at.in_delta = i ? output_of(naive, naive->deltas, before(naive, i), j) : in_delta;
-    at.added_delta = i >= back ? output_of(naive, naive->deltas, i - back, j) : in_delta;
+    bool inside = i >= spec->back;
+    at.added = inside ? output_of(naive, naive->outputs, i - spec->back, j) : input_of(naive, 0, j);
+    if (!naive->train->forward_only)
+        at.added_delta = inside ? output_of(naive, naive->deltas, i - spec->back, j) : in_delta;
     return at;
 }
 
@@ -127,10 +122,13 @@ static void take_given(struct naive *naive, uint32_t layer, uint32_t j)
 static void forward_layers(struct naive *naive, const struct passing *passing, uint32_t j, uint32_t begin,
                            uint32_t end)
 {
+    const struct model *model = naive->train->model;
     RANGE(FORWARD);
     for (uint32_t i = begin; i < end; i++) {
         const struct passing at = passing_at(naive, passing, i, j, NULL);
-        kinds[at.layer->spec.kind].forward(&at);
+        kinds[model->layers[i].spec.kind].forward(&model->layers[i], &at, naive->parameters,
+                                                  input_of(naive, i, j),
+                                                  output_of(naive, naive->outputs, i, j));
         if (naive->given)
             take_given(naive, i, j);
     }
@@ -151,8 +149,11 @@ static void backward_layers(struct naive *naive, const struct passing *passing, 
         memset(output_of(naive, naive->deltas, i, j), 0, model->layers[i].out_values * sizeof(real));
     for (uint32_t i = end; i-- > begin;) {
         const struct passing at = passing_at(naive, passing, i, j, in_delta);
-        if (at.in_delta)
-            kinds[at.layer->spec.kind].backward(&at);
+        real *to = i ? output_of(naive, naive->deltas, before(naive, i), j) : in_delta;
+        if (to)
+            kinds[model->layers[i].spec.kind].backward(&model->layers[i], &at, naive->parameters,
+                                                       input_of(naive, i, j),
+                                                       output_of(naive, naive->deltas, i, j), to);
     }
 }
 
@@ -191,12 +192,17 @@ static void take_to_learn(struct naive *naive, uint32_t epoch, const uint32_t *n
 static void naive_close(void *state)
 {
     struct naive *naive = state;
-    void *const arrays[] = {
-        naive->parameters, naive->gradients, naive->m,        naive->v,       naive->ema,     naive->inputs,
-        naive->outputs,    naive->deltas,    naive->adjusted, naive->squares, naive->moments, naive->sums,
-        naive->channels,   naive->shared,    naive->sample,   naive->partner, naive->scratch, naive->numbers};
-    for (size_t i = 0; i < COUNT_OF(arrays); i++)
-        free(arrays[i]);
+    real *const arenas[] = {naive->parameters, naive->gradients, naive->m,       naive->v,
+                            naive->ema,        naive->inputs,    naive->outputs, naive->deltas,
+                            naive->adjusted,   naive->squares,   naive->moments, naive->sums};
+    for (size_t i = 0; i < COUNT_OF(arenas); i++)
+        free(arenas[i]);
+    free(naive->channels);
+    free(naive->shared);
+    free(naive->sample);
+    free(naive->partner);
+    free(naive->scratch);
+    free(naive->numbers);
     feed_close(&naive->feed);
     free(naive);
 }
@@ -208,14 +214,12 @@ static bool plans(const struct naive *naive)
 }
 
 /* Allocates zeroed memory of a part (enum memory_part), and counts it. If memory is only counted, allocates a
- * single element. Sets naive->out_of_memory if memory runs out. */
+ * single element. */
 static void *zeros(struct naive *naive, size_t count, size_t size)
 {
-    void *memory = calloc(plans(naive) ? 1 : count, size);
     naive->bytes += count * size;
     naive->parts[naive->part] += count * size;
-    naive->out_of_memory |= !memory && count > 0;
-    return memory;
+    return calloc(plans(naive) ? 1 : count, size);
 }
 
 /* Adds what allocate() counted to the account of the run. */
@@ -226,12 +230,12 @@ static enum status account(const struct naive *naive)
     return STATUS_OK;
 }
 
-/* Returns the largest number of input channels, or tokens, of layers of a kind. */
-static size_t most_channels(const struct model *model, enum layer_kind kind)
+/* Returns the largest number of tokens; at least 1. */
+static size_t most_tokens(const struct model *model)
 {
-    size_t most = 0;
+    size_t most = 1;
     for (uint32_t i = 0; i < model->layer_count; i++)
-        if (model->layers[i].spec.kind == kind && model->layers[i].in.channels > most)
+        if (model->layers[i].spec.kind == LAYER_ATTENTION && model->layers[i].in.channels > most)
             most = model->layers[i].in.channels;
     return most;
 }
@@ -242,22 +246,34 @@ static bool shares_norms(const struct naive *naive)
     return naive->train->sync_batch_norm && naive->train->exchange;
 }
 
-/* Allocates the arrays of LAYER_BATCH_NORM. */
-static void allocate_norms(struct naive *naive)
+/* Returns the largest number of channels of a LAYER_BATCH_NORM. */
+static size_t most_channels(const struct model *model)
 {
-    const struct model *model = naive->train->model;
-    const size_t channels = most_channels(model, LAYER_BATCH_NORM);
-    naive->part = MEMORY_WORKSPACE;
-    naive->moments = zeros(naive, model->arena_values, sizeof(real));
-    naive->channels = zeros(naive, 2 * channels, sizeof *naive->channels);
-    if (shares_norms(naive)) {
-        naive->sums = zeros(naive, model->arena_values, sizeof(real));
-        naive->shared = zeros(naive, 2 * channels, sizeof *naive->shared);
-    }
+    size_t most = 0;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (model->layers[i].spec.kind == LAYER_BATCH_NORM && model->layers[i].out.channels > most)
+            most = model->layers[i].out.channels;
+    return most;
 }
 
-/* Allocates all arrays of the engine. */
-static void allocate(struct naive *naive)
+/* Allocates the arrays of LAYER_BATCH_NORM. Returns false if memory runs out. */
+static bool allocate_norms(struct naive *naive)
+{
+    const struct model *model = naive->train->model;
+    if (!model->normalises)
+        return true;
+    naive->part = MEMORY_WORKSPACE;
+    naive->moments = zeros(naive, model->arena_values, sizeof(real));
+    naive->channels = zeros(naive, 2 * most_channels(model), sizeof *naive->channels);
+    if (shares_norms(naive)) {
+        naive->sums = zeros(naive, model->arena_values, sizeof(real));
+        naive->shared = zeros(naive, 2 * most_channels(model), sizeof *naive->shared);
+    }
+    return naive->moments && naive->channels && ((naive->sums && naive->shared) || !shares_norms(naive));
+}
+
+/* Allocates all arrays of the engine. Returns false if memory runs out. */
+static bool allocate(struct naive *naive)
 {
     const struct model *model = naive->train->model;
     size_t batch = naive->batch, learning = naive->train->forward_only ? 1 : model->arena_values;
@@ -280,12 +296,14 @@ static void allocate(struct naive *naive)
     naive->deltas = zeros(naive, naive->train->forward_only ? 1 : batch * model->output_values, sizeof(real));
     naive->sample = zeros(naive, model->input_values, sizeof(float));
     naive->partner = zeros(naive, model->input_values, sizeof(float));
-    const size_t tokens = most_channels(model, LAYER_ATTENTION);
-    naive->scratch_values = 2 * (tokens ? tokens : 1);
+    naive->scratch_values = 2 * most_tokens(model);
     naive->scratch = zeros(naive, AT_ONCE(naive) * naive->scratch_values, sizeof(real));
     naive->numbers = zeros(naive, train_entries(naive->train, naive->batch), sizeof *naive->numbers);
-    if (model->normalises)
-        allocate_norms(naive);
+    return naive->parameters && naive->gradients && naive->m && naive->v && naive->inputs && naive->outputs &&
+           naive->deltas && naive->sample && naive->partner && naive->scratch && naive->numbers &&
+           (naive->ema || !train_averages(naive->train)) &&
+           ((naive->adjusted && naive->squares) || !train_needs_tensors(naive->train)) &&
+           allocate_norms(naive);
 }
 
 static enum status naive_open(const struct train *train, const struct resources *resources, void **state)
@@ -299,13 +317,13 @@ static enum status naive_open(const struct train *train, const struct resources 
     naive->mix.share = 1;
     /* calloc() may succeed even if memory is short (overcommit), so compare the total with the available
      * memory. */
-    allocate(naive);
+    bool allocated = allocate(naive);
     if (!plans(naive))
         TRY(memory_check(naive->bytes, "naive: the network and its batch", "lower --batch"));
     TRY(account(naive));
-    TRY(ALLOCATED(!naive->out_of_memory, "naive: out of memory for %.1f GB; lower --batch",
-                  1e-9 * (double)naive->bytes));
-    return feed_open(train, resources, &naive->feed);
+    return allocated ? feed_open(train, resources, &naive->feed)
+                     : status_set(STATUS_EXHAUSTED, "naive: out of memory for %.1f GB; lower --batch",
+                                  1e-9 * (double)naive->bytes);
 }
 
 static void copy_in(real *to, const float *from, size_t count)
@@ -615,12 +633,10 @@ static void part_weights(void *context, uint64_t task, int thread)
     part.bias_values /= parts;
     part.weight += task * part.weight_values;
     part.bias += task * part.bias_values;
-    for (uint32_t j = 0; j < lesson->count; j++) {
-        struct passing at = passing_at(naive, &(struct passing){.training = true}, i, j, NULL);
-        at.layer = &part;
-        at.out_delta += task * part.out_values;
-        kinds[part.spec.kind].weights(&at);
-    }
+    for (uint32_t j = 0; j < lesson->count; j++)
+        kinds[part.spec.kind].weights(&part, input_of(naive, i, j),
+                                      output_of(naive, naive->deltas, i, j) + task * part.out_values,
+                                      naive->gradients);
 }
 
 static double learn_batch(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)
@@ -654,11 +670,12 @@ static double learn_batch(struct naive *naive, uint32_t epoch, uint32_t count, u
 static void backward_weights(struct naive *naive, uint32_t j)
 {
     RANGE(BACKWARD);
-    for (uint32_t i = 0; i < naive->train->model->layer_count; i++) {
-        const struct passing at = passing_at(naive, &(struct passing){.training = true}, i, j, NULL);
-        if (kinds[at.layer->spec.kind].weights)
-            kinds[at.layer->spec.kind].weights(&at);
-    }
+    const struct model *model = naive->train->model;
+    for (uint32_t i = 0; i < model->layer_count; i++)
+        if (kinds[model->layers[i].spec.kind].weights)
+            kinds[model->layers[i].spec.kind].weights(&model->layers[i], input_of(naive, i, j),
+                                                      output_of(naive, naive->deltas, i, j),
+                                                      naive->gradients);
 }
 
 static double learn_samples(struct naive *naive, uint32_t epoch, uint32_t count, uint32_t total)

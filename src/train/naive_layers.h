@@ -11,13 +11,8 @@
 #include "data/random_draws.h"
 #include "train/model.h"
 
-/* The pass of a sample through a layer. */
+/* Data about the current sample that the layers need. */
 struct passing {
-    const struct layer *layer;
-    const real *parameters, *in; /* arena; input of the layer */
-    real *out;                   /* forward: receives the output */
-    const real *out_delta;       /* backward: the gradient of the output */
-    real *in_delta, *gradients;  /* backward: what is added to, the gradient of the input or an arena */
     uint64_t seed;
     uint32_t epoch, sample;
     bool training;
@@ -53,31 +48,16 @@ static int64_t reached(const struct reach *reach, int64_t i)
     return i * reach->stride + reach->shift;
 }
 
-/* A weight: its index, its output and input channel, and the outputs that it contributes to, per axis. */
+/* The outputs that one kernel tap contributes to, per axis. */
 struct tap {
-    size_t weight;
-    uint32_t o, c;
     struct reach depth, height, width;
 };
 
-/* Calls `use` for all weights, in their order. */
-static void each_tap(const struct passing *at, void (*use)(const struct passing *at, const struct tap *tap))
+static struct tap tap(const struct layer *layer, uint32_t t, uint32_t y, uint32_t x)
 {
-    const struct layer *layer = at->layer;
-    const uint32_t *kernel = layer->spec.kernel;
-    struct tap tap = {.weight = layer->weight};
-    for (tap.o = 0; tap.o < layer->out.channels; tap.o++)
-        for (tap.c = 0; tap.c < layer->in.channels; tap.c++)
-            for (uint32_t t = 0; t < kernel[0]; t++) {
-                tap.depth = reach(layer, 0, t, layer->in.depth, layer->out.depth);
-                for (uint32_t y = 0; y < kernel[1]; y++) {
-                    tap.height = reach(layer, 1, y, layer->in.height, layer->out.height);
-                    for (uint32_t x = 0; x < kernel[2]; x++, tap.weight++) {
-                        tap.width = reach(layer, 2, x, layer->in.width, layer->out.width);
-                        use(at, &tap);
-                    }
-                }
-            }
+    return (struct tap){reach(layer, 0, t, layer->in.depth, layer->out.depth),
+                        reach(layer, 1, y, layer->in.height, layer->out.height),
+                        reach(layer, 2, x, layer->in.width, layer->out.width)};
 }
 
 /* Returns the start offset of a channel's row at depth t and height y. */
@@ -86,125 +66,155 @@ static size_t row_at(const struct shape *shape, uint32_t channel, int64_t t, int
     return (((size_t)channel * shape->depth + (size_t)t) * shape->height + (size_t)y) * shape->width;
 }
 
-/* Returns the start offset of the row of inputs that the outputs at depth t and height y read. */
-static size_t row_reached(const struct layer *layer, const struct tap *tap, int64_t t, int64_t y)
+static void tap_forward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c, real weight,
+                        const real *in, real *out)
 {
-    return row_at(&layer->in, tap->c, reached(&tap->depth, t), reached(&tap->height, y));
-}
-
-static void tap_forward(const struct passing *at, const struct tap *tap)
-{
-    const real weight = at->parameters[tap->weight];
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            const real *from = at->in + row_reached(at->layer, tap, t, y);
-            real *to = at->out + row_at(&at->layer->out, tap->o, t, y);
+            const real *from = in + row_at(&layer->in, c, reached(&tap->depth, t), reached(&tap->height, y));
+            real *to = out + row_at(&layer->out, o, t, y);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
                 to[x] += weight * from[reached(&tap->width, x)];
         }
 }
 
-static void tap_weight(const struct passing *at, const struct tap *tap)
+/* Returns the gradient of one weight. */
+static real tap_weight(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
+                       const real *in, const real *out_delta)
 {
     double sum = 0; /* double, because rounding errors of a long float sum would accumulate over the steps */
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            const real *from = at->in + row_reached(at->layer, tap, t, y);
-            const real *delta = at->out_delta + row_at(&at->layer->out, tap->o, t, y);
+            const real *from = in + row_at(&layer->in, c, reached(&tap->depth, t), reached(&tap->height, y));
+            const real *delta = out_delta + row_at(&layer->out, o, t, y);
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
                 sum += (double)delta[x] * from[reached(&tap->width, x)];
         }
-    at->gradients[tap->weight] += (real)sum;
+    return (real)sum;
 }
 
-static void tap_backward(const struct passing *at, const struct tap *tap)
+static void tap_backward(const struct layer *layer, const struct tap *tap, uint32_t o, uint32_t c,
+                         real weight, const real *out_delta, real *in_delta)
 {
-    const real weight = at->parameters[tap->weight];
     for (int64_t t = tap->depth.begin; t < tap->depth.end; t++)
         for (int64_t y = tap->height.begin; y < tap->height.end; y++) {
-            const real *delta = at->out_delta + row_at(&at->layer->out, tap->o, t, y);
-            real *to = at->in_delta + row_reached(at->layer, tap, t, y);
+            const real *delta = out_delta + row_at(&layer->out, o, t, y);
+            real *to = in_delta + row_at(&layer->in, c, reached(&tap->depth, t), reached(&tap->height, y));
             for (int64_t x = tap->width.begin; x < tap->width.end; x++)
                 to[reached(&tap->width, x)] += weight * delta[x];
         }
 }
 
-static void conv_forward(const struct passing *at)
+static void conv_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
 {
-    const struct layer *layer = at->layer;
-    const size_t plane = layer->out_values / layer->out.channels;
+    const uint32_t *kernel = layer->spec.kernel;
+    const real *weight = parameters + layer->weight;
+    size_t plane = layer->out_values / layer->out.channels;
+    (void)passing;
     for (size_t i = 0; i < layer->out_values; i++)
-        at->out[i] = layer->spec.no_bias ? 0 : at->parameters[layer->bias + i / plane];
-    each_tap(at, tap_forward);
+        out[i] = layer->spec.no_bias ? 0 : parameters[layer->bias + i / plane];
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        tap_forward(layer, &at, o, c, *weight++, in, out);
+                    }
 }
 
-static void conv_backward(const struct passing *at)
+static void conv_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta)
 {
-    each_tap(at, tap_backward);
+    const uint32_t *kernel = layer->spec.kernel;
+    const real *weight = parameters + layer->weight;
+    (void)passing, (void)in;
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        tap_backward(layer, &at, o, c, *weight++, out_delta, in_delta);
+                    }
 }
 
-static void conv_weights(const struct passing *at)
+static void conv_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
 {
-    const struct layer *layer = at->layer;
-    const size_t plane = layer->out_values / layer->out.channels;
+    const uint32_t *kernel = layer->spec.kernel;
+    real *gradient = gradients + layer->weight;
+    size_t plane = layer->out_values / layer->out.channels;
     for (size_t i = 0; i < layer->out_values && !layer->spec.no_bias; i++)
-        at->gradients[layer->bias + i / plane] += at->out_delta[i];
-    each_tap(at, tap_weight);
+        gradients[layer->bias + i / plane] += out_delta[i];
+    for (uint32_t o = 0; o < layer->out.channels; o++)
+        for (uint32_t c = 0; c < layer->in.channels; c++)
+            for (uint32_t t = 0; t < kernel[0]; t++)
+                for (uint32_t y = 0; y < kernel[1]; y++)
+                    for (uint32_t x = 0; x < kernel[2]; x++) {
+                        struct tap at = tap(layer, t, y, x);
+                        *gradient++ += tap_weight(layer, &at, o, c, in, out_delta);
+                    }
 }
 
 /* ---- Linear layers: applied to the whole sample, or to each token ---- */
 
-static void linear_forward(const struct passing *at)
+static void linear_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                           const real *in, real *out)
 {
-    const struct layer *layer = at->layer;
-    const real *weight = at->parameters + layer->weight, *bias = at->parameters + layer->bias;
+    const real *weight = parameters + layer->weight, *bias = parameters + layer->bias;
     const size_t rows = layer_rows(layer), inputs = layer->in_values / rows, outputs = layer->bias_values;
+    (void)passing;
     for (size_t row = 0; row < rows; row++)
         for (size_t o = 0; o < outputs; o++) {
             double sum = bias[o]; /* double, because the sum is long */
             for (size_t i = 0; i < inputs; i++)
-                sum += (double)weight[o * inputs + i] * at->in[row * inputs + i];
-            at->out[row * outputs + o] = (real)sum;
+                sum += (double)weight[o * inputs + i] * in[row * inputs + i];
+            out[row * outputs + o] = (real)sum;
         }
 }
 
-static void linear_backward(const struct passing *at)
+static void linear_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                            const real *in, const real *out_delta, real *in_delta)
 {
-    const struct layer *layer = at->layer;
     const size_t rows = layer_rows(layer), inputs = layer->in_values / rows, outputs = layer->bias_values;
+    (void)passing, (void)in;
     for (size_t row = 0; row < rows; row++)
         for (size_t o = 0; o < outputs; o++) {
-            const real *weight = at->parameters + layer->weight + o * inputs;
+            const real *weight = parameters + layer->weight + o * inputs;
             for (size_t i = 0; i < inputs; i++)
-                at->in_delta[row * inputs + i] += at->out_delta[row * outputs + o] * weight[i];
+                in_delta[row * inputs + i] += out_delta[row * outputs + o] * weight[i];
         }
 }
 
-static void linear_weights(const struct passing *at)
+static void linear_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
 {
-    const struct layer *layer = at->layer;
     const size_t rows = layer_rows(layer), inputs = layer->in_values / rows, outputs = layer->bias_values;
     for (size_t row = 0; row < rows; row++)
         for (size_t o = 0; o < outputs; o++) {
-            real *gradient = at->gradients + layer->weight + o * inputs;
-            at->gradients[layer->bias + o] += at->out_delta[row * outputs + o];
+            real *gradient = gradients + layer->weight + o * inputs;
+            gradients[layer->bias + o] += out_delta[row * outputs + o];
             for (size_t i = 0; i < inputs; i++)
-                gradient[i] += at->out_delta[row * outputs + o] * at->in[row * inputs + i];
+                gradient[i] += out_delta[row * outputs + o] * in[row * inputs + i];
         }
 }
 
 /* ---- ReLU: passes NaN through, as in PyTorch ---- */
 
-static void relu_forward(const struct passing *at)
+static void relu_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->out[i] = at->in[i] <= 0 ? 0 : at->in[i];
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i] <= 0 ? 0 : in[i];
 }
 
-static void relu_backward(const struct passing *at)
+static void relu_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta)
 {
-    for (size_t i = 0; i < at->layer->in_values; i++)
-        at->in_delta[i] += at->in[i] <= 0 ? 0 : at->out_delta[i];
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->in_values; i++)
+        in_delta[i] += in[i] <= 0 ? 0 : out_delta[i];
 }
 
 /* ---- Max-pooling: drops incomplete windows at the end of an axis; the first of equal values wins ---- */
@@ -238,76 +248,93 @@ static size_t largest(const struct layer *layer, const real *in, size_t at)
     return best;
 }
 
-static void pool_forward(const struct passing *at)
+static void pool_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->out[i] = at->in[largest(at->layer, at->in, i)];
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[largest(layer, in, i)];
 }
 
-static void pool_backward(const struct passing *at)
+static void pool_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->in_delta[largest(at->layer, at->in, i)] += at->out_delta[i];
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        in_delta[largest(layer, in, i)] += out_delta[i];
 }
 
 /* ---- Dropout ---- */
 
 /* Returns the factor for one element: 0 if it is dropped, otherwise the factor that preserves the mean. */
-static real kept(const struct passing *at, uint32_t element)
+static real kept(const struct layer *layer, const struct passing *passing, uint32_t element)
 {
-    uint32_t threshold = (uint32_t)(at->layer->spec.rate * 256);
-    if (!at->training)
+    uint32_t threshold = (uint32_t)(layer->spec.rate * 256);
+    if (!passing->training)
         return 1;
-    struct philox_block block = draw_dropout(at->seed, at->epoch, at->sample, at->layer->number, element);
+    struct philox_block block =
+        draw_dropout(passing->seed, passing->epoch, passing->sample, layer->number, element);
     return draw_kept(block, element, threshold) ? (real)256 / (real)(256 - threshold) : 0;
 }
 
-static void dropout_forward(const struct passing *at)
+static void dropout_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                            const real *in, real *out)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->out[i] = at->in[i] * kept(at, (uint32_t)i);
+    (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i] * kept(layer, passing, (uint32_t)i);
 }
 
-static void dropout_backward(const struct passing *at)
+static void dropout_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                             const real *in, const real *out_delta, real *in_delta)
 {
-    for (size_t i = 0; i < at->layer->in_values; i++)
-        at->in_delta[i] += at->out_delta[i] * kept(at, (uint32_t)i);
+    (void)parameters, (void)in;
+    for (size_t i = 0; i < layer->in_values; i++)
+        in_delta[i] += out_delta[i] * kept(layer, passing, (uint32_t)i);
 }
 
 /* ---- Addition ---- */
 
-static void add_forward(const struct passing *at)
+static void add_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                        const real *in, real *out)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->out[i] = at->in[i] + at->added[i];
+    (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i] + passing->added[i];
 }
 
-static void add_backward(const struct passing *at)
+static void add_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, const real *out_delta, real *in_delta)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++) {
-        at->in_delta[i] += at->out_delta[i];
-        at->added_delta[i] += at->out_delta[i];
+    (void)parameters, (void)in;
+    for (size_t i = 0; i < layer->out_values; i++) {
+        in_delta[i] += out_delta[i];
+        passing->added_delta[i] += out_delta[i];
     }
 }
 
 /* ---- The mean of each channel ---- */
 
-static void mean_forward(const struct passing *at)
+static void mean_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
 {
-    const size_t positions = at->layer->in_values / at->layer->out_values;
-    for (size_t c = 0; c < at->layer->out_values; c++) {
+    size_t positions = layer->in_values / layer->out_values;
+    (void)passing, (void)parameters;
+    for (size_t c = 0; c < layer->out_values; c++) {
         double sum = 0; /* double, because the sum is long */
         for (size_t i = 0; i < positions; i++)
-            sum += at->in[c * positions + i];
-        at->out[c] = (real)(sum / (double)positions);
+            sum += in[c * positions + i];
+        out[c] = (real)(sum / (double)positions);
     }
 }
 
-static void mean_backward(const struct passing *at)
+static void mean_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta)
 {
-    const size_t positions = at->layer->in_values / at->layer->out_values;
-    for (size_t i = 0; i < at->layer->in_values; i++)
-        at->in_delta[i] += at->out_delta[i / positions] / (real)positions;
+    size_t positions = layer->in_values / layer->out_values;
+    (void)passing, (void)parameters, (void)in;
+    for (size_t i = 0; i < layer->in_values; i++)
+        in_delta[i] += out_delta[i / positions] / (real)positions;
 }
 
 /* ---- Batch normalisation. The engine computes what depends on the whole batch ---- */
@@ -318,42 +345,44 @@ struct channel_norm {
     real factor, summand;
 };
 
-static struct channel_norm channel_norm(const struct passing *at, uint32_t channel)
+static struct channel_norm channel_norm(const struct layer *layer, const struct passing *passing,
+                                        const real *parameters, uint32_t channel)
 {
-    const struct layer *layer = at->layer;
-    const size_t mean = layer->mean + channel, variance = layer->variance + channel;
     struct channel_norm norm;
-    norm.mean = at->training ? at->moments[mean] : at->parameters[mean];
-    norm.inverse = at->training ? at->moments[variance]
-                                : 1 / TRAIN_SQRT(at->parameters[variance] + (real)BATCH_NORM_EPSILON);
-    norm.factor = norm.inverse * at->parameters[layer->weight + channel];
-    norm.summand = at->parameters[layer->bias + channel];
+    const real variance = parameters[layer->variance + channel];
+    norm.mean =
+        passing->training ? passing->moments[layer->mean + channel] : parameters[layer->mean + channel];
+    norm.inverse = passing->training ? passing->moments[layer->variance + channel]
+                                     : 1 / TRAIN_SQRT(variance + (real)BATCH_NORM_EPSILON);
+    norm.factor = norm.inverse * parameters[layer->weight + channel];
+    norm.summand = parameters[layer->bias + channel];
     return norm;
 }
 
-static void batch_norm_forward(const struct passing *at)
+static void batch_norm_forward(const struct layer *layer, const struct passing *passing,
+                               const real *parameters, const real *in, real *out)
 {
-    const size_t plane = at->layer->out_values / at->layer->out.channels;
-    for (uint32_t c = 0; c < at->layer->out.channels; c++) {
-        const struct channel_norm norm = channel_norm(at, c);
+    const size_t plane = layer->out_values / layer->out.channels;
+    for (uint32_t c = 0; c < layer->out.channels; c++) {
+        const struct channel_norm norm = channel_norm(layer, passing, parameters, c);
         for (size_t i = c * plane; i < (c + 1) * plane; i++)
-            at->out[i] = (at->in[i] - norm.mean) * norm.factor + norm.summand;
+            out[i] = (in[i] - norm.mean) * norm.factor + norm.summand;
     }
 }
 
 /* With the normalised input x, the gradient of an input is factor * (delta - mean(delta) - x *
  * mean(delta * x)), with means over a channel of the batch (Ioffe and Szegedy, 2015, section 3). */
-static void batch_norm_backward(const struct passing *at)
+static void batch_norm_backward(const struct layer *layer, const struct passing *passing,
+                                const real *parameters, const real *in, const real *out_delta, real *in_delta)
 {
-    const struct layer *layer = at->layer;
     const size_t plane = layer->out_values / layer->out.channels;
-    const real count = (real)plane * (real)at->batch;
+    const real count = (real)plane * (real)passing->batch;
     for (uint32_t c = 0; c < layer->out.channels; c++) {
-        const struct channel_norm norm = channel_norm(at, c);
-        const real mean = at->sums[layer->bias + c] / count;
-        const real slope = at->sums[layer->weight + c] / count * norm.inverse;
+        const struct channel_norm norm = channel_norm(layer, passing, parameters, c);
+        const real mean = passing->sums[layer->bias + c] / count;
+        const real slope = passing->sums[layer->weight + c] / count * norm.inverse;
         for (size_t i = c * plane; i < (c + 1) * plane; i++)
-            at->in_delta[i] += norm.factor * (at->out_delta[i] - mean - (at->in[i] - norm.mean) * slope);
+            in_delta[i] += norm.factor * (out_delta[i] - mean - (in[i] - norm.mean) * slope);
     }
 }
 
@@ -377,66 +406,70 @@ static size_t patch_at(const struct layer *layer, size_t token, size_t tap)
     return row_at(&layer->in, channel, 0, (int64_t)y) + x;
 }
 
-static void patches_forward(const struct passing *at)
+static void patches_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                            const real *in, real *out)
 {
-    const struct layer *layer = at->layer;
     const size_t width = layer->out.width, taps = layer->weight_values / width;
-    const real *weight = at->parameters + layer->weight;
+    (void)passing;
     for (size_t token = 0; token < layer->out.channels; token++)
         for (size_t o = 0; o < width; o++) {
-            double sum = at->parameters[layer->bias + o]; /* double, because the sum is long */
+            double sum = parameters[layer->bias + o]; /* double, because the sum is long */
             for (size_t tap = 0; tap < taps; tap++)
-                sum += (double)weight[o * taps + tap] * at->in[patch_at(layer, token, tap)];
-            at->out[token * width + o] = (real)sum;
+                sum += (double)parameters[layer->weight + o * taps + tap] * in[patch_at(layer, token, tap)];
+            out[token * width + o] = (real)sum;
         }
 }
 
-static void patches_backward(const struct passing *at)
+static void patches_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                             const real *in, const real *out_delta, real *in_delta)
 {
-    const struct layer *layer = at->layer;
     const size_t width = layer->out.width, taps = layer->weight_values / width;
+    (void)passing, (void)in;
     for (size_t token = 0; token < layer->out.channels; token++)
         for (size_t o = 0; o < width; o++)
             for (size_t tap = 0; tap < taps; tap++)
-                at->in_delta[patch_at(layer, token, tap)] +=
-                    at->out_delta[token * width + o] * at->parameters[layer->weight + o * taps + tap];
+                in_delta[patch_at(layer, token, tap)] +=
+                    out_delta[token * width + o] * parameters[layer->weight + o * taps + tap];
 }
 
-static void patches_weights(const struct passing *at)
+static void patches_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
 {
-    const struct layer *layer = at->layer;
     const size_t width = layer->out.width, taps = layer->weight_values / width;
     for (size_t token = 0; token < layer->out.channels; token++)
         for (size_t o = 0; o < width; o++) {
-            const real delta = at->out_delta[token * width + o];
-            at->gradients[layer->bias + o] += delta;
+            const real delta = out_delta[token * width + o];
+            gradients[layer->bias + o] += delta;
             for (size_t tap = 0; tap < taps; tap++)
-                at->gradients[layer->weight + o * taps + tap] += delta * at->in[patch_at(layer, token, tap)];
+                gradients[layer->weight + o * taps + tap] += delta * in[patch_at(layer, token, tap)];
         }
 }
 
 /* ---- The class token and the positions ---- */
 
-static void tokens_forward(const struct passing *at)
+static void tokens_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                           const real *in, real *out)
 {
-    const size_t width = at->layer->out.width;
-    const real *positions = at->parameters + at->layer->weight, *token = at->parameters + at->layer->bias;
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->out[i] = positions[i] + (i < width ? token[i] : at->in[i - width]);
+    const size_t width = layer->out.width;
+    (void)passing;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = parameters[layer->weight + i] + (i < width ? parameters[layer->bias + i] : in[i - width]);
 }
 
-static void tokens_backward(const struct passing *at)
+static void tokens_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                            const real *in, const real *out_delta, real *in_delta)
 {
-    for (size_t i = 0; i < at->layer->in_values; i++)
-        at->in_delta[i] += at->out_delta[at->layer->out.width + i];
+    (void)passing, (void)parameters, (void)in;
+    for (size_t i = 0; i < layer->in_values; i++)
+        in_delta[i] += out_delta[layer->out.width + i];
 }
 
-static void tokens_weights(const struct passing *at)
+static void tokens_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->gradients[at->layer->weight + i] += at->out_delta[i];
-    for (size_t i = 0; i < at->layer->out.width; i++)
-        at->gradients[at->layer->bias + i] += at->out_delta[i];
+    (void)in;
+    for (size_t i = 0; i < layer->out_values; i++)
+        gradients[layer->weight + i] += out_delta[i];
+    for (size_t i = 0; i < layer->out.width; i++)
+        gradients[layer->bias + i] += out_delta[i];
 }
 
 /* ---- Layer normalisation: y = (x - mean) / sqrt(variance + epsilon) * weight + bias for each token ---- */
@@ -457,49 +490,52 @@ static struct moments moments_of(const real *token, size_t width)
     return (struct moments){mean, 1 / sqrt(squares / (double)width + LAYER_NORM_EPSILON)};
 }
 
-static void norm_forward(const struct passing *at)
+static void norm_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
 {
-    const size_t width = at->layer->in.width;
-    const real *weight = at->parameters + at->layer->weight, *bias = at->parameters + at->layer->bias;
-    for (size_t first = 0; first < at->layer->in_values; first += width) {
-        const struct moments moments = moments_of(at->in + first, width);
+    const size_t width = layer->in.width;
+    (void)passing;
+    for (size_t first = 0; first < layer->in_values; first += width) {
+        const struct moments moments = moments_of(in + first, width);
         for (size_t i = 0; i < width; i++)
-            at->out[first + i] =
-                (real)((at->in[first + i] - moments.mean) * moments.scale) * weight[i] + bias[i];
+            out[first + i] =
+                (real)((in[first + i] - moments.mean) * moments.scale) * parameters[layer->weight + i] +
+                parameters[layer->bias + i];
     }
 }
 
 /* With x' = (x - mean) * scale and g = weight * out_delta, the gradient of x is scale * (g - mean of g - x' *
  * mean of g x'). */
-static void norm_backward(const struct passing *at)
+static void norm_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta)
 {
-    const size_t width = at->layer->in.width;
-    const real *weight = at->parameters + at->layer->weight;
-    for (size_t first = 0; first < at->layer->in_values; first += width) {
-        const struct moments moments = moments_of(at->in + first, width);
+    const size_t width = layer->in.width;
+    (void)passing;
+    for (size_t first = 0; first < layer->in_values; first += width) {
+        const struct moments moments = moments_of(in + first, width);
         double mean = 0, along = 0;
         for (size_t i = 0; i < width; i++) {
-            double gradient = (double)weight[i] * at->out_delta[first + i];
+            double gradient = (double)parameters[layer->weight + i] * out_delta[first + i];
             mean += gradient / (double)width;
-            along += gradient * (at->in[first + i] - moments.mean) * moments.scale / (double)width;
+            along += gradient * (in[first + i] - moments.mean) * moments.scale / (double)width;
         }
         for (size_t i = 0; i < width; i++) {
-            double gradient = (double)weight[i] * at->out_delta[first + i];
-            double normalised = (at->in[first + i] - moments.mean) * moments.scale;
-            at->in_delta[first + i] += (real)(moments.scale * (gradient - mean - normalised * along));
+            double gradient = (double)parameters[layer->weight + i] * out_delta[first + i];
+            double normalised = (in[first + i] - moments.mean) * moments.scale;
+            in_delta[first + i] += (real)(moments.scale * (gradient - mean - normalised * along));
         }
     }
 }
 
-static void norm_weights(const struct passing *at)
+static void norm_weights(const struct layer *layer, const real *in, const real *out_delta, real *gradients)
 {
-    const size_t width = at->layer->in.width;
-    for (size_t first = 0; first < at->layer->in_values; first += width) {
-        const struct moments moments = moments_of(at->in + first, width);
+    const size_t width = layer->in.width;
+    for (size_t first = 0; first < layer->in_values; first += width) {
+        const struct moments moments = moments_of(in + first, width);
         for (size_t i = 0; i < width; i++) {
-            double normalised = (at->in[first + i] - moments.mean) * moments.scale;
-            at->gradients[at->layer->weight + i] += (real)(at->out_delta[first + i] * normalised);
-            at->gradients[at->layer->bias + i] += at->out_delta[first + i];
+            double normalised = (in[first + i] - moments.mean) * moments.scale;
+            gradients[layer->weight + i] += (real)(out_delta[first + i] * normalised);
+            gradients[layer->bias + i] += out_delta[first + i];
         }
     }
 }
@@ -535,32 +571,33 @@ static void attend(const struct layer *layer, const real *in, size_t token, size
         weights[j] = (real)(weights[j] / sum);
 }
 
-static void attention_forward(const struct passing *at)
+static void attention_forward(const struct layer *layer, const struct passing *passing,
+                              const real *parameters, const real *in, real *out)
 {
-    const struct layer *layer = at->layer;
     const size_t tokens = layer->in.channels, width = layer->out.width, depth = width / layer->spec.heads;
+    real *weights = passing->scratch;
+    (void)parameters;
     for (size_t token = 0; token < tokens; token++)
         for (size_t head = 0; head < layer->spec.heads; head++) {
-            attend(layer, at->in, token, head, at->scratch);
+            attend(layer, in, token, head, weights);
             for (size_t i = 0; i < depth; i++) {
                 double sum = 0;
                 for (size_t j = 0; j < tokens; j++)
-                    sum += (double)at->scratch[j] * at->in[head_at(layer, j, head, 2) + i];
-                at->out[token * width + head * depth + i] = (real)sum;
+                    sum += (double)weights[j] * in[head_at(layer, j, head, 2) + i];
+                out[token * width + head * depth + i] = (real)sum;
             }
         }
 }
 
 /* The backward pass of one token's output in one head. With weights p and their gradients g, the gradient of
  * score j is p[j] * (g[j] - sum of p g). */
-static void attend_backward(const struct passing *at, size_t token, size_t head)
+static void attend_backward(const struct layer *layer, const real *in, size_t token, size_t head,
+                            const real *out_delta, real *scratch, real *in_delta)
 {
-    const struct layer *layer = at->layer;
-    const size_t tokens = layer->in.channels, width = layer->out.width, depth = width / layer->spec.heads;
+    const size_t tokens = layer->in.channels, depth = layer->out.width / layer->spec.heads;
     const size_t query = head_at(layer, token, head, 0);
     const double factor = 1 / sqrt((double)depth);
-    const real *in = at->in, *out_delta = at->out_delta + token * width + head * depth;
-    real *weights = at->scratch, *deltas = at->scratch + tokens, *in_delta = at->in_delta;
+    real *weights = scratch, *deltas = scratch + tokens;
     double along = 0;
     attend(layer, in, token, head, weights);
     for (size_t j = 0; j < tokens; j++) {
@@ -583,11 +620,15 @@ static void attend_backward(const struct passing *at, size_t token, size_t head)
     }
 }
 
-static void attention_backward(const struct passing *at)
+static void attention_backward(const struct layer *layer, const struct passing *passing,
+                               const real *parameters, const real *in, const real *out_delta, real *in_delta)
 {
-    for (size_t token = 0; token < at->layer->in.channels; token++)
-        for (size_t head = 0; head < at->layer->spec.heads; head++)
-            attend_backward(at, token, head);
+    const size_t width = layer->out.width, depth = width / layer->spec.heads;
+    (void)parameters;
+    for (size_t token = 0; token < layer->in.channels; token++)
+        for (size_t head = 0; head < layer->spec.heads; head++)
+            attend_backward(layer, in, token, head, out_delta + token * width + head * depth,
+                            passing->scratch, in_delta);
 }
 
 /* ---- GELU: x P(x), where P is the normal distribution function ---- */
@@ -597,54 +638,67 @@ static real normal_below(real x)
     return (1 + REAL_ERF(x * (real)0.70710678118654752440)) / 2;
 }
 
-static void gelu_forward(const struct passing *at)
+static void gelu_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                         const real *in, real *out)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->out[i] = at->in[i] * normal_below(at->in[i]);
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i] * normal_below(in[i]);
 }
 
-static void gelu_backward(const struct passing *at)
+static void gelu_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                          const real *in, const real *out_delta, real *in_delta)
 {
-    for (size_t i = 0; i < at->layer->in_values; i++) {
-        const real x = at->in[i], density = TRAIN_EXP(-x * x / 2) * (real)0.39894228040143267794;
-        at->in_delta[i] += at->out_delta[i] * (normal_below(x) + x * density);
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->in_values; i++) {
+        real density = TRAIN_EXP(-in[i] * in[i] / 2) * (real)0.39894228040143267794;
+        in_delta[i] += out_delta[i] * (normal_below(in[i]) + in[i] * density);
     }
 }
 
 /* ---- Stochastic depth ---- */
 
-static real path_factor(const struct passing *at)
+static real path_factor(const struct layer *layer, const struct passing *passing)
 {
-    const struct layer *layer = at->layer;
-    return at->training ? draw_path(at->seed, at->epoch, at->sample, layer->number, layer->spec.rate) : 1;
+    return passing->training
+               ? draw_path(passing->seed, passing->epoch, passing->sample, layer->number, layer->spec.rate)
+               : 1;
 }
 
-static void drop_path_forward(const struct passing *at)
+static void drop_path_forward(const struct layer *layer, const struct passing *passing,
+                              const real *parameters, const real *in, real *out)
 {
-    const real factor = path_factor(at);
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->out[i] = at->in[i] * factor;
+    const real factor = path_factor(layer, passing);
+    (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i] * factor;
 }
 
-static void drop_path_backward(const struct passing *at)
+static void drop_path_backward(const struct layer *layer, const struct passing *passing,
+                               const real *parameters, const real *in, const real *out_delta, real *in_delta)
 {
-    const real factor = path_factor(at);
-    for (size_t i = 0; i < at->layer->in_values; i++)
-        at->in_delta[i] += at->out_delta[i] * factor;
+    const real factor = path_factor(layer, passing);
+    (void)parameters, (void)in;
+    for (size_t i = 0; i < layer->in_values; i++)
+        in_delta[i] += out_delta[i] * factor;
 }
 
 /* ---- The first token ---- */
 
-static void select_forward(const struct passing *at)
+static void select_forward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                           const real *in, real *out)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->out[i] = at->in[i];
+    (void)passing, (void)parameters;
+    for (size_t i = 0; i < layer->out_values; i++)
+        out[i] = in[i];
 }
 
-static void select_backward(const struct passing *at)
+static void select_backward(const struct layer *layer, const struct passing *passing, const real *parameters,
+                            const real *in, const real *out_delta, real *in_delta)
 {
-    for (size_t i = 0; i < at->layer->out_values; i++)
-        at->in_delta[i] += at->out_delta[i];
+    (void)passing, (void)parameters, (void)in;
+    for (size_t i = 0; i < layer->out_values; i++)
+        in_delta[i] += out_delta[i];
 }
 
 /* ---- Table of layers ---- */
@@ -652,8 +706,11 @@ static void select_backward(const struct passing *at)
 /* Forward and backward pass of one sample. `backward` adds to the gradient of the input, `weights` to the
  * gradients of the layer's parameters; `weights` is NULL if the layer has none. */
 static const struct {
-    void (*forward)(const struct passing *at), (*backward)(const struct passing *at),
-        (*weights)(const struct passing *at);
+    void (*forward)(const struct layer *layer, const struct passing *passing, const real *parameters,
+                    const real *in, real *out);
+    void (*backward)(const struct layer *layer, const struct passing *passing, const real *parameters,
+                     const real *in, const real *out_delta, real *in_delta);
+    void (*weights)(const struct layer *layer, const real *in, const real *out_delta, real *gradients);
 } kinds[LAYER_KINDS] = {
     [LAYER_CONV] = {conv_forward, conv_backward, conv_weights},
     [LAYER_RELU] = {relu_forward, relu_backward, NULL},
