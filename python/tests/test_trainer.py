@@ -331,7 +331,7 @@ def test_errors_name_the_argument() -> None:
         with pytest.raises(ValueError, match="own samples"):
             trainer.step(*batches(16)[0])
         refused_in_child("forked while one was open")
-    refused_in_child("forked after one had been open")
+    refused_in_child("forked after its parent had opened one")
     with pytest.raises(ValueError, match="closed"):
         trainer.step()
     with fdsl.Loader(fdsl.Images(classes=3, res=32, out_res=12, count=8), 8, num_threads=1) as loader:

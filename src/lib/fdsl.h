@@ -1083,10 +1083,10 @@ struct fdsl_trainer;
 FDSL_API enum fdsl_status fdsl_trainer_config_init(struct fdsl_trainer_config *config, size_t size);
 
 /* Opens a trainer; the caller closes it. FDSL_INVALID for an unknown or wrong option, if a trainer is open in
- * this process, or after fork() if the parent has opened one; FDSL_UNAVAILABLE if the build or machine lacks
- * the variant; FDSL_FAILED if samples cannot be read or memory runs out. `*trainer` becomes NULL after an
- * error. With the options checkpoint and resume, it continues from the latest checkpoint of a folder, also of
- * the program. */
+ * this process, or after fork() if the parent has called this function; FDSL_UNAVAILABLE if the build or
+ * machine lacks the variant; FDSL_FAILED if samples cannot be read or memory runs out. `*trainer` becomes
+ * NULL after an error. With the options checkpoint and resume, it continues from the latest checkpoint of a
+ * folder, also of the program. */
 FDSL_API enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config,
                                             struct fdsl_trainer **trainer);
 /* Waits for the steps, and frees the trainer; NULL is allowed. Does nothing in a child after fork(). */

@@ -61,7 +61,7 @@ struct fdsl_trainer {
 
 static atomic_int user; /* process with an open trainer, or 0: options, ranks and data have static parts */
 static atomic_int
-    opener; /* process that has opened a trainer, or 0: OpenMP's threads do not survive fork() */
+    opener; /* process that has tried to open a trainer, or 0: OpenMP's threads do not survive fork() */
 
 /* ---- Messages ---- */
 
@@ -431,7 +431,7 @@ enum fdsl_status fdsl_trainer_open(const struct fdsl_trainer_config *config, str
     if (!atomic_compare_exchange_strong(&opener, &other, (int)getpid()) && other != (int)getpid()) {
         atomic_store(&user, 0);
         return lib_invalid(
-            "trainer: this process was forked after one had been open; fork before, or start a new "
+            "trainer: this process was forked after its parent had opened one; fork before, or start a new "
             "process");
     }
     struct fdsl_trainer *self = calloc(1, sizeof *self);
