@@ -20,9 +20,10 @@ static __device__ void differ(unsigned long long *wrong, bool yes)
 static __global__ void check_noise(const float *gradients, unsigned long long *wrong)
 {
     __shared__ float2 table[FUSED_GRADIENTS];
-    fused_fill_gradients(gradients, table);
+    fused_fill_gradients(gradients, table, threadIdx.x, BLOCK);
+    __syncthreads();
     for (uint64_t draw = blockIdx.x * BLOCK + threadIdx.x; draw < 1ull << 32; draw += gridDim.x * BLOCK) {
-        float ours = fused_noise(table, (uint32_t)draw);
+        float ours = fused_noise(shared_address(table), (uint32_t)draw);
         differ(wrong, !(ours == noise_of_draw(gradients, (uint32_t)draw)) || fabsf(ours) > FUSED_NOISE_LIMIT);
     }
 }
@@ -48,16 +49,23 @@ static __global__ void check_strokes(unsigned long long *wrong)
                            is_steep ? sign_major * major : sign_minor * minor);
     int2 from = make_int2(along.x < 0 ? TILE_MOST - 1 : 0, along.y < 0 ? TILE_MOST - 1 : 0);
     int2 to = make_int2(from.x + along.x, from.y + along.y);
-    int32_t slope;
-    stroke self = painter.stroke_of(from, to, 1, &slope);
+    stroke self = painter.stroke_inside(
+        make_uint2((uint32_t)(from.x | from.y << 8 | to.x << 16) | (uint32_t)to.y << 24, 1));
+    const path path = path_of(self);
     constexpr struct line_rules rules = line_rules_of(FORMULA_UJI);
     struct line line = line_begin(&rules, from.x, from.y, to.x, to.y);
+    const uint32_t pixels = (uint32_t)line.left;
     differ(wrong, self.left != line.left || (self.place == 1) != is_steep);
-    for (; line.left > 0; line_step(&line), self.at += self.step) {
+    differ(wrong, path.last - path.at != (pixels - 1) * path.step);
+    for (uint32_t s = 0; line.left > 0; line_step(&line), self.at += self.step, s++) {
         int32_t major_at = (int32_t)(self.at >> 24), minor_at = (int32_t)(self.at >> 16 & 0xFF);
         differ(wrong,
                (is_steep ? minor_at : major_at) != line.x || (is_steep ? major_at : minor_at) != line.y);
+        differ(wrong, path.at + (sign_major < 0 ? pixels - 1 - s : s) * path.step != self.at);
     }
+    /* After path_walk(), at most STROKE_MAJOR_MAX pixels remain. */
+    for (uint32_t s = STROKE_STEPS; s < pixels; s++)
+        differ(wrong, path_left({path.at + s * path.step, path.last, path.step, 0, 0}) != pixels - s);
 }
 
 /* Checks first_step(): the step after which a line has moved a given number of pixels along its minor axis.

@@ -83,10 +83,29 @@ static __device__ __forceinline__ uint4 shared_load4(uint32_t address)
     return value;
 }
 
+/* Atomic addition; returns the old value. Unlike with atomicAdd(), the compiler does not add up the values of
+ * the warp first. */
+static __device__ __forceinline__ uint32_t shared_add(uint32_t address, uint32_t value)
+{
+    uint32_t old;
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(old) : "r"(address), "r"(value) : "memory");
+    return old;
+}
+
 /* Atomic maximum that does not return the old value. */
 static __device__ __forceinline__ void shared_max(uint32_t address, uint32_t value)
 {
     asm volatile("red.shared.max.u32 [%0], %1;" : : "r"(address), "r"(value) : "memory");
+}
+
+/* The same as shared_store(), in those threads where `here` is set. The compiler makes it one instruction
+ * instead of a branch. */
+static __device__ __forceinline__ void shared_store_if(bool here, uint32_t address, uint4 value)
+{
+    asm volatile("{.reg .pred here; setp.ne.u32 here, %5, 0; @here st.shared.v4.u32 [%0], {%1, %2, %3, %4};}"
+                 :
+                 : "r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"((uint32_t)here)
+                 : "memory");
 }
 
 /* ---- Sums ---- */

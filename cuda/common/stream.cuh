@@ -55,4 +55,25 @@ template <class... Handle> static inline void destroy(Handle... handles)
     ((void)(handles ? destroy_handle(handles) : cudaSuccess), ...);
 }
 
+/* ---- Overlapping launches (programmatic dependent launch, sm_90; older devices serialise kernels) ----
+ *
+ * Code before wait_for_previous() may run concurrently with the previous kernel. It must not read what that
+ * kernel writes, or overwrite what that kernel reads. If the previous kernel waited for its own predecessor,
+ * it may read what earlier kernels wrote. The blocks of the next kernel may begin when all blocks have called
+ * allow_next() or have ended. */
+
+static __device__ __forceinline__ void wait_for_previous(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void allow_next(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 #endif

@@ -111,6 +111,7 @@ struct fused_plan {
     struct color_plan *color; /* draws fractals in colour; otherwise as `ifs` */
     int device, multiprocessors;
     bool background;      /* the streams of lanes have the lowest priority */
+    bool overlap;         /* painting blocks may begin before the first kernel ends */
     struct fused_job job; /* fields that differ between slices are unset: the call, begin, count and the
                              memory of a lane */
     void *tables;
@@ -433,12 +434,18 @@ static enum status make_plan(struct fused_plan *plan)
     plan->job.output = synth->output;
 
     struct fused_tiling tiling;
+    int architecture;
+    bool at_load;
     TRY(choose_side(plan));
     bool reduce = !tile_with(&synth->output, synth->res, plan->side, &tiling);
     if (reduce) /* painting then writes canvases */
         plan->job.output = {DTYPE_U8, OUTPUT_NCHW, OUTPUT_WHOLE, synth->res, 1, {}, {}};
     TRY(choose_slice(plan, reduce, reduce ? 1 : (uint64_t)tiling.columns * tiling.rows));
     choose_tiling(plan, &plan->job.output, &plan->job.tiling);
+    /* With several lanes, painting blocks that wait would take the place of the other lane's blocks. Device
+     * code for older architectures cannot wait. */
+    TRY(device_code(plan->device, &architecture, &at_load));
+    plan->overlap = plan->lane_count == 1 && architecture >= 90;
     plan->split = splits(plan, plan->slice);
     choose_warps(plan);
     TRY(open_lanes(plan, reduce));
@@ -499,26 +506,41 @@ static struct fused_job slice_at(const struct fused_plan *plan, const struct fus
     return job;
 }
 
+/* Launches a kernel. `early`: its blocks may begin before the previous kernel of the stream ends. */
+static enum status launch(fused_kernel *kernel, const char *name, dim3 blocks, uint32_t threads, size_t bytes,
+                          bool early, const struct fused_job *job, cudaStream_t stream)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early;
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, *job), name, __FILE__, __LINE__);
+}
+
 static enum status enqueue_vertices(const struct fused_plan *plan, const struct fused_job *job,
                                     cudaStream_t stream)
 {
     RANGE(VERTICES);
+    const struct fused_kernels *of = kernels_of(plan);
     uint64_t groups = (uint64_t)job->count * job->groups;
-    if (job->order && !plan->split) { /* blocks that compute groups also order the images */
+    bool early = plan->overlap && job->stored; /* then the previous kernel has stored the call */
+    if (job->order && !plan->split) {          /* blocks that compute groups also order the images */
         fused_order_kernel<<<(job->count + ORDER_BLOCK - 1) / ORDER_BLOCK, ORDER_BLOCK, 0, stream>>>(*job);
         CUDA_TRY_LAUNCH("fused_order_kernel");
+        early = plan->overlap;
     }
-    if (plan->split) {
-        const struct fused_kernels *of = kernels_of(plan);
-        vertices_kernel_of(plan)<<<(unsigned)groups, of->split_block, of->split_bytes, stream>>>(*job);
-        CUDA_TRY_LAUNCH("fused_vertices_split_kernel");
-    } else {
-        const uint64_t warps = VERTICES_BLOCK / FUSED_WARP;
-        vertices_kernel_of(plan)<<<(unsigned)((groups + warps - 1) / warps), VERTICES_BLOCK, 0, stream>>>(
-            *job);
-        CUDA_TRY_LAUNCH("fused_vertices_kernel");
-    }
-    return STATUS_OK;
+    if (plan->split)
+        return launch(vertices_kernel_of(plan), "fused_vertices_split_kernel", (unsigned)groups,
+                      of->split_block, of->split_bytes, early, job, stream);
+    const uint64_t warps = VERTICES_BLOCK / FUSED_WARP;
+    return launch(vertices_kernel_of(plan), "fused_vertices_kernel", (unsigned)((groups + warps - 1) / warps),
+                  VERTICES_BLOCK, 0, early, job, stream);
 }
 
 static enum status enqueue_painting(const struct fused_plan *plan, const struct fused_job *job,
@@ -526,9 +548,9 @@ static enum status enqueue_painting(const struct fused_plan *plan, const struct 
 {
     RANGE(PAINTING);
     const struct synth_output *output = &plan->synth->output;
-    dim3 tiles(job->tiling.columns, job->tiling.rows, job->count);
-    paint_kernel_of(plan)<<<tiles, kernels_of(plan)->paint_block, plan->paint_bytes, stream>>>(*job);
-    CUDA_TRY_LAUNCH("fused_paint_kernel");
+    TRY(launch(paint_kernel_of(plan), "fused_paint_kernel",
+               dim3(job->tiling.columns, job->tiling.rows, job->count), kernels_of(plan)->paint_block,
+               plan->paint_bytes, plan->overlap, job, stream));
     if (job->canvases) {
         uint64_t pixels = (uint64_t)job->count * output->res * output->res;
         fused_reduce_kernel<<<(unsigned)((pixels + REDUCE_BLOCK - 1) / REDUCE_BLOCK), REDUCE_BLOCK, 0,

@@ -75,6 +75,7 @@ struct fused_card {
     struct output_corner corner; /* upper left corner of the crop; (0, 0) without a crop */
     uint32_t units;              /* number of units */
     uint32_t place;              /* index of the image in the slice */
+    float middle_x, middle_y;    /* position of the shape, in tiles from the middle of the first tile */
 };
 
 /* The division of images into tiles; lengths in pixels. */
@@ -178,6 +179,13 @@ static __device__ __forceinline__ size_t fused_first_unit(const fused_job &job, 
 }
 
 #ifdef __CUDACC__ /* host compilers lack the functions of warps */
+/* Lets the compiler know that a value is equal in all lanes. It can then keep the value in a uniform
+ * register, and knows that branches on it do not diverge. */
+static __device__ __forceinline__ uint32_t fused_uniform(uint32_t value)
+{
+    return __reduce_or_sync(FUSED_ALL, value);
+}
+
 /* Returns the sum of the values of this lane and all lower ones. */
 static __device__ __forceinline__ uint32_t fused_running_sum(uint32_t value)
 {

@@ -16,7 +16,7 @@
 template <enum formula_id> struct sizes {
     using paint = paint_sizes<>;
     /* Of fused_vertices_split_kernel(); a group with few units needs few warps. */
-    static constexpr uint32_t warps = 16, quads = 48;
+    static constexpr uint32_t warps = 32, quads = 50; /* most classes have at most 200 orbits */
 };
 
 template <> struct sizes<FORMULA_RCDB> {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "common/shared.cuh"
+#include "common/stream.cuh"
 #include "synth/fused.cuh"
 #include "synth/fused_output.cuh"
 #include "synth/atom.h"
@@ -28,17 +29,39 @@
 static_assert(TILE_MOST <= 136, "the error bound is for up to 135 steps");
 #define STROKE_MAJOR_MAX 127
 #define STROKE_BIAS      (0x8000 + 4)
-#define STROKE_STEPS     8 /* pixels per call of stroke_walk() */
+#define STROKE_STEPS     8 /* pixels per call of path_walk() */
 
-/* A line that a lane is drawing. `at` is the next pixel in tile coordinates: major << 24 | minor << 16 |
+/* A line, from its beginning. `at` is the next pixel in tile coordinates: major << 24 | minor << 16 |
  * fraction of minor. Adding `step` advances `at` by one pixel. */
 struct stroke {
     uint32_t at, step;
     uint32_t
         place; /* bytes to the next canvas pixel: lower half along the minor, upper along the major axis */
     uint32_t value; /* value to paint; the larger value wins */
-    int32_t left;   /* remaining pixels; stroke_walk() needs at least 1 */
+    int32_t left;   /* remaining pixels; path_of() needs at least 1 */
 };
+
+/* A stroke that a lane is drawing, from its end with the smaller major coordinate on. So `at` grows, and one
+ * instruction advances it and stops it at `last`. */
+struct path {
+    uint32_t at, last;
+    uint32_t step;         /* positive; below 2^25 */
+    uint32_t place, value; /* as in struct stroke */
+};
+
+/* Returns value / by with an error of at most 2 ulp. Subnormal numbers count as 0. */
+static __device__ __forceinline__ float quotient(float value, float by)
+{
+    float result;
+    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(value), "f"(by));
+    return result;
+}
+
+/* Returns `value`, which the compiler then keeps in a register instead of computing it again. */
+static __device__ __forceinline__ uint32_t pin(uint32_t value)
+{
+    return __shfl_sync(FUSED_ALL, value, threadIdx.x % FUSED_WARP);
+}
 
 /* Returns the address of the pixel at `at`: `canvas` + the dot product of its upper 2 bytes with `place`. */
 static __device__ __forceinline__ uint32_t stroke_address(uint32_t canvas, uint32_t place, uint32_t at)
@@ -48,24 +71,39 @@ static __device__ __forceinline__ uint32_t stroke_address(uint32_t canvas, uint3
     return address;
 }
 
-/* Paints the next STROKE_STEPS pixels. If the line ends earlier, repaints its last pixel. */
-static __device__ __forceinline__ void stroke_walk(stroke &self, uint32_t canvas)
+static __device__ __forceinline__ struct path path_of(const stroke &self)
 {
-    int32_t last = self.left - 1;
-    shared_max(stroke_address(canvas, self.place, self.at), self.value);
+    const uint32_t end = self.at + (uint32_t)(self.left - 1) * self.step;
+    return {min(self.at, end), max(self.at, end), (uint32_t)abs((int32_t)self.step), self.place, self.value};
+}
+
+/* Paints the next STROKE_STEPS pixels. If the line ends earlier, repaints its last pixel. Returns whether
+ * pixels remain. */
+static __device__ __forceinline__ bool path_walk(path &self, uint32_t canvas)
+{
+    uint32_t at = self.at;
+    shared_max(stroke_address(canvas, self.place, at), self.value);
 #pragma unroll
-    for (int32_t s = 1; s < STROKE_STEPS; s++)
-        shared_max(stroke_address(canvas, self.place, self.at + self.step * (uint32_t)min(s, last)),
-                   self.value);
-    self.at += STROKE_STEPS * self.step;
-    self.left -= STROKE_STEPS;
+    for (int32_t s = 1; s < STROKE_STEPS; s++) {
+        at = __viaddmin_u32(at, self.step, self.last);
+        shared_max(stroke_address(canvas, self.place, at), self.value);
+    }
+    self.at += STROKE_STEPS * self.step; /* at most (TILE_MOST - 1 + STROKE_STEPS) << 24 */
+    return self.at <= self.last;
+}
+
+/* Returns the number of pixels that remain after path_walk(): 1 to 127. The distance between two of them is a
+ * multiple of 2^24, plus or minus at most 127 * 65537, which is less than 2^23. */
+static __device__ __forceinline__ uint32_t path_left(const path &self)
+{
+    return (self.last - self.at + (1 << 23) >> 24) + 1;
 }
 
 /* Returns a stroke for a lane without a line. It paints the value 0, which changes nothing. Each lane of the
  * warp paints to an address of its own. */
 static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
 {
-    return {lane << 16, 0, sizeof(uint32_t), 0, 1};
+    return {lane << 16, 1 << 24, sizeof(uint32_t), 0, 1};
 }
 
 /* ---- Queues ----
@@ -84,9 +122,10 @@ static __device__ __forceinline__ stroke stroke_none(uint32_t lane)
 enum queue_kind { QUEUE_STROKE, QUEUE_INSIDE, QUEUE_CROSSING, QUEUE_KINDS };
 
 template <bool Few> struct line_queues {
-    uint2 inside[QUEUE_LINES];      /* x: coordinates of both ends, one byte each; y: value */
-    uint4 strokes[QUEUE_STROKES];   /* at, step, value, left | steep << 8 */
-    uint32_t crossing[QUEUE_LINES]; /* unit << 7 | orbit in unit << 5 | lane */
+    uint2 inside[QUEUE_LINES];    /* x: coordinates of both ends, one byte each; y: value */
+    uint4 strokes[QUEUE_STROKES]; /* struct path: at, last, value, step | steep << 31 */
+    uint32_t
+        crossing[QUEUE_LINES]; /* unit << 7 | lane << 2 | orbit in unit: the index of the line's first end */
 };
 
 /* Lines inside the tile fill the array from its beginning, other lines from its end, where y is unused. */
@@ -96,7 +135,7 @@ template <> struct line_queues<true> {
 
 /* The sizes of a painting kernel. They change no image.
  * Warps: per block. Blocks: per multiprocessor.
- * Long: many lines are longer than STROKE_MAJOR_MAX, or need many calls of stroke_walk().
+ * Long: many lines are longer than STROKE_MAJOR_MAX, or need many calls of path_walk().
  * Few: many tiles are empty or have few lines. The boxes are those of parts of units. */
 template <uint32_t Warps = 16, uint32_t Blocks = 2, bool Long = false, bool Few = false> struct paint_sizes {
     static constexpr uint32_t warps = Warps, blocks = Blocks, block = Warps * FUSED_WARP;
@@ -105,6 +144,8 @@ template <uint32_t Warps = 16, uint32_t Blocks = 2, bool Long = false, bool Few 
     static constexpr uint32_t hits = Few ? 1536 : 2048;      /* maximum length of a block's list */
     static_assert(hits % block == 0, "each thread tests the same number of boxes");
 };
+
+#define HIT_WHOLE 0x8000u /* in the list: the unit is inside the tile */
 
 template <class Sizes> struct paint_shared {
     line_queues<Sizes::few> queues[Sizes::warps];
@@ -134,8 +175,10 @@ static __device__ __forceinline__ queue_place queue_find(const uint32_t *counts,
 template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct painter {
     using queues = line_queues<Sizes::few>;
     static constexpr uint32_t PAINT_WARPS = Sizes::warps, PAINT_BLOCK = Sizes::block,
-                              PAINT_HITS = Sizes::hits;
+                              PAINT_HITS = Sizes::hits, PAINT_BATCHES = PAINT_HITS / PAINT_BLOCK;
     static constexpr bool Long = Sizes::is_long, Few = Sizes::few;
+    /* Units inside a tile are queued faster. Boxes of Wide units are clamped, so they do not tell. */
+    static constexpr bool Whole = !Few && !Wide;
     paint_shared<Sizes> *shared;
     struct tile tile;
     int32_t res;
@@ -159,38 +202,52 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
     /* -- From lines to strokes -- */
 
-    /* Returns the slope of a line in fixed point; see "Strokes" above. */
+    /* Returns the slope of a line in fixed point, with the sign of `minor`; see "Strokes" above. `major` is
+     * not negative. */
     static __device__ __forceinline__ int32_t slope_of(int32_t major, int32_t minor)
     {
         /* If major is 0, minor is 0, too. The quotient is then NaN, which the conversion turns into 0. */
-        return (int32_t)__fdividef((float)(minor << 16), (float)major) + 1;
+        return (int32_t)quotient((float)(minor * 65536), (float)major) + (minor < 0 ? -1 : 1);
+    }
+
+    /* Returns the stroke of a whole line with these differences between its ends, from (0, 0) on, and its
+     * slope.
+     */
+    __device__ __forceinline__ stroke stroke_along(int32_t dx, int32_t dy, uint32_t value,
+                                                   int32_t *slope) const
+    {
+        const bool is_steep = abs(dy) >= abs(dx);
+        const int32_t major = is_steep ? dy : dx, minor = is_steep ? dx : dy, length = max(abs(dx), abs(dy));
+        *slope = slope_of(length, minor);
+        stroke self;
+        self.at = minor < 0 ? 0xFFFF - STROKE_BIAS : STROKE_BIAS;
+        self.step = (uint32_t)(major < 0 ? -(1 << 24) : 1 << 24) + (uint32_t)*slope;
+        self.place = is_steep ? steep : flat;
+        self.value = value;
+        self.left = length + paints_points();
+        return self;
     }
 
     /* Returns the stroke of a whole line in tile coordinates, and its slope. The first pixel may be outside
      * the tile. */
     __device__ __forceinline__ stroke stroke_of(int2 from, int2 to, uint32_t value, int32_t *slope) const
     {
-        int32_t dx = to.x - from.x, dy = to.y - from.y;
-        bool is_steep = abs(dy) >= abs(dx);
-        int32_t major = is_steep ? dy : dx, minor = is_steep ? dx : dy;
-        int32_t begin_major = is_steep ? from.y : from.x, begin_minor = is_steep ? from.x : from.y;
-        *slope = slope_of(abs(major), abs(minor));
-        stroke self;
-        self.at = ((uint32_t)begin_major << 24) + ((uint32_t)begin_minor << 16) +
-                  (minor < 0 ? 0xFFFF - STROKE_BIAS : STROKE_BIAS);
-        self.step = (uint32_t)(major < 0 ? -(1 << 24) : 1 << 24) + (uint32_t)(minor < 0 ? -*slope : *slope);
-        self.place = is_steep ? steep : flat;
-        self.value = value;
-        self.left = abs(major) + paints_points();
+        stroke self = stroke_along(to.x - from.x, to.y - from.y, value, slope);
+        const bool is_steep = self.place == steep;
+        self.at +=
+            ((uint32_t)(is_steep ? from.y : from.x) << 24) + ((uint32_t)(is_steep ? from.x : from.y) << 16);
         return self;
     }
 
     /* Converts a queue entry, a line inside the tile, to a stroke. */
     __device__ __forceinline__ stroke stroke_inside(uint2 entry) const
     {
-        int32_t slope;
-        return stroke_of(make_int2(entry.x & 0xFF, entry.x >> 8 & 0xFF),
-                         make_int2(entry.x >> 16 & 0xFF, entry.x >> 24), entry.y, &slope);
+        int32_t dx, dy, slope;
+        asm("dp4a.u32.s32 %0, %1, 0x000100FF, 0;" : "=r"(dx) : "r"(entry.x)); /* byte 2 minus byte 0 */
+        asm("dp4a.u32.s32 %0, %1, 0x0100FF00, 0;" : "=r"(dy) : "r"(entry.x)); /* byte 3 minus byte 1 */
+        stroke self = stroke_along(dx, dy, entry.y, &slope);
+        self.at = __byte_perm(entry.x, self.at, self.place == steep ? 0x1054 : 0x0154);
+        return self;
     }
 
     /* Returns the first step s at which a line has made `count` minor steps, where `count` is at least 1. The
@@ -200,7 +257,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         int32_t way = (min(count, STROKE_MAJOR_MAX + 1) << 16) - STROKE_BIAS;
         /* For s up to STROKE_MAJOR_MAX, the quotient has an error of at most 2^-16. The converted quotient is
          * therefore the exact step or one less. */
-        int32_t s = (int32_t)(__fdividef((float)way, (float)slope) + 0x1p-8f);
+        int32_t s = (int32_t)(quotient((float)way, (float)slope) + 0x1p-8f);
         s += s * slope < way;
         return min(s, STROKE_MAJOR_MAX + 1);
     }
@@ -220,8 +277,8 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         int32_t enter = minor < 0 ? begin_minor - (size_minor - 1) : -begin_minor;
         int32_t leave = minor < 0 ? begin_minor + 1 : size_minor - begin_minor;
         if (enter > 0)
-            first = max(first, first_step(enter, slope));
-        end = leave > 0 ? min(end, first_step(leave, slope)) : 0;
+            first = max(first, first_step(enter, abs(slope)));
+        end = leave > 0 ? min(end, first_step(leave, abs(slope))) : 0;
         first = max(first, 0);
         self.left = min(self.left, end) - first;
         self.at += (uint32_t)first * self.step;
@@ -290,10 +347,9 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
      * immediately, and returns stroke_none() for them. */
     __device__ __forceinline__ stroke stroke_crossing(uint32_t entry, bool valid) const
     {
-        uint32_t unit = entry >> 7, orbit = entry >> 5 & 3;
-        const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + (entry & 31);
-        int2 from = unpack(end[0].at[orbit]), to = unpack(end[1].at[orbit]);
-        uint32_t value = reinterpret_cast<const uint32_t *>(values + unit)[orbit];
+        const auto *end = reinterpret_cast<const std::conditional_t<Wide, int2, uint32_t> *>(ends) + entry;
+        int2 from = unpack(end[0]), to = unpack(end[FUSED_ORBITS]);
+        uint32_t value = reinterpret_cast<const uint32_t *>(values)[entry >> 7 << 2 | entry % FUSED_ORBITS];
         constexpr struct line_rules rules = line_rules_of(Formula);
         valid = valid && line_drawn(&rules, from.x, from.y, to.x, to.y, res);
         from = make_int2(from.x - tile.x, from.y - tile.y);
@@ -319,10 +375,10 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         return valid && self.left > 0 ? self : stroke_none(lane);
     }
 
-    /* Converts a queue entry of a stroke to a struct stroke. */
-    __device__ __forceinline__ stroke stroke_again(uint4 entry) const
+    /* Converts a queue entry of a stroke to a struct path. */
+    __device__ __forceinline__ path path_again(uint4 entry) const
     {
-        return {entry.x, entry.y, entry.w & 0x100 ? steep : flat, entry.z, (int32_t)(entry.w & 0xFF)};
+        return {entry.x, entry.y, entry.w & 0x7FFFFFFF, (int32_t)entry.w < 0 ? steep : flat, entry.z};
     }
 
     /* -- Queues -- */
@@ -346,11 +402,10 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
     /* take_stroke(), take_inside() and take_crossing() remove the last 32 entries of a queue, one per
      * lane. */
-    __device__ __forceinline__ stroke take_stroke()
+    __device__ __forceinline__ path take_stroke()
     {
         strokes -= FUSED_WARP;
-        return stroke_again(
-            shared_load4(mine + offsetof(queues, strokes) + (strokes + lane) * sizeof(uint4)));
+        return path_again(shared_load4(mine + offsetof(queues, strokes) + (strokes + lane) * sizeof(uint4)));
     }
 
     __device__ __forceinline__ stroke take_inside()
@@ -365,54 +420,52 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         return stroke_crossing(shared_load(crossing_at(mine, crossing + lane)), true);
     }
 
-    /* Paints STROKE_STEPS pixels of each lane's stroke and queues the rest. */
-    __device__ __forceinline__ void walk(stroke self)
+    /* Paints STROKE_STEPS pixels of each lane's path and queues the rest. */
+    __device__ __forceinline__ void walk(path self)
     {
-        stroke_walk(self, canvas);
-        uint32_t mask = __ballot_sync(FUSED_ALL, self.left > 0);
-        if (self.left > 0)
-            shared_store(mine + offsetof(queues, strokes) + (strokes + rank(mask)) * sizeof(uint4),
-                         make_uint4(self.at, self.step, self.value,
-                                    (uint32_t)self.left | (self.place == steep ? 0x100 : 0)));
+        const bool more = path_walk(self, canvas);
+        const uint32_t mask = __ballot_sync(FUSED_ALL, more);
+        /* Bit 2 of `place` is set if it is `steep`, because the pitch is even. */
+        shared_store_if(more, mine + offsetof(queues, strokes) + (strokes + rank(mask)) * sizeof(uint4),
+                        make_uint4(self.at, self.last, self.value, (self.place << 29) + self.step));
         strokes += __popc(mask);
         __syncwarp();
     }
 
     /* Paints the strokes of all lanes. Each lane paints the first STROKE_STEPS pixels of its stroke. Then the
      * lanes divide the other parts of STROKE_STEPS pixels among themselves. */
-    __device__ __forceinline__ void walk_together(const stroke &self) const
+    __device__ __forceinline__ void walk_together(path first) const
     {
-        stroke first = self;
-        stroke_walk(first, canvas);
-        const uint32_t left = (uint32_t)max(first.left, 0);
+        const uint32_t left = path_walk(first, canvas) ? path_left(first) : 0;
         if (!__any_sync(FUSED_ALL, left > 0))
             return;
         /* The parts of this lane's stroke have the numbers begin .. end - 1, counted over all lanes. */
         const uint32_t count = (left + STROKE_STEPS - 1) / STROKE_STEPS, end = fused_running_sum(count);
-        const uint32_t all = __shfl_sync(FUSED_ALL, end, FUSED_WARP - 1), begin = end - count;
-        const uint32_t packed = left | (self.place == steep ? 0x100 : 0) | begin << 16;
+        const uint32_t all = __reduce_max_sync(FUSED_ALL, end), begin = end - count;
+        const uint32_t packed = left | (first.place == steep ? 0x100 : 0) | begin << 16;
 #pragma unroll 1
-        for (uint32_t i = lane; i - lane < all; i += FUSED_WARP) {
+        for (uint32_t base = 0; base < all; base += FUSED_WARP) {
+            const uint32_t i = base + lane;
             uint32_t owner = 0; /* the lane whose stroke has part i */
 #pragma unroll
             for (uint32_t step = FUSED_WARP / 2; step > 0; step /= 2)
                 owner += __shfl_sync(FUSED_ALL, end, owner + step - 1) <= i ? step : 0;
             const uint32_t other = __shfl_sync(FUSED_ALL, packed, owner);
             const uint32_t skip = (i - (other >> 16)) * STROKE_STEPS;
-            stroke part;
+            path part;
             part.step = __shfl_sync(FUSED_ALL, first.step, owner);
             part.at = __shfl_sync(FUSED_ALL, first.at, owner) + skip * part.step;
+            part.last = __shfl_sync(FUSED_ALL, first.last, owner);
             part.value = __shfl_sync(FUSED_ALL, first.value, owner);
             part.place = other & 0x100 ? steep : flat;
-            part.left = (int32_t)(other & 0xFF) - (int32_t)skip;
             if (i >= all)
-                part = stroke_none(lane);
-            stroke_walk(part, canvas);
+                part = path_of(stroke_none(lane));
+            path_walk(part, canvas);
         }
     }
 
-    /* Draws up to 32 strokes, one per lane. */
-    __device__ __forceinline__ void draw_strokes(const stroke &self)
+    /* Draws up to 32 paths, one per lane. */
+    __device__ __forceinline__ void draw_paths(const path &self)
     {
         if constexpr (Few)
             walk_together(self);
@@ -425,7 +478,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     __device__ __forceinline__ void work()
     {
         for (;;) {
-            stroke self;
+            path self;
             bool again = false;
             if constexpr (!Few) {
                 again = strokes >= FUSED_WARP;
@@ -435,13 +488,13 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
             if (again)
                 ;
             else if (inside >= FUSED_WARP)
-                self = take_inside();
+                self = path_of(take_inside());
             else if (crossing >= FUSED_WARP)
-                self = take_crossing();
+                self = path_of(take_crossing());
             else
                 return;
             __syncwarp();
-            draw_strokes(self);
+            draw_paths(self);
         }
     }
 
@@ -469,7 +522,20 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     __device__ __forceinline__ void push(uint32_t packed, uint32_t entry, uint32_t value)
     {
         const uint32_t end = packed + here;
-        push_pair(end, __shfl_down_sync(FUSED_ALL, end, 1), true, entry | lane, value);
+        push_pair(end, __shfl_down_sync(FUSED_ALL, end, 1), true, entry, value);
+    }
+
+    /* Queues the lines of an orbit of a unit that is inside the tile. */
+    __device__ __forceinline__ void push_inside(uint32_t packed, uint32_t value)
+    {
+        const uint32_t end = packed + here, next = __shfl_down_sync(FUSED_ALL, end, 1);
+        /* In the last lane, `next` is `end`. */
+        const bool valid = paints_points() ? lane < FUSED_LINES : end != next;
+        const uint32_t mask = __ballot_sync(FUSED_ALL, valid);
+        if (valid)
+            shared_store(inside_at(mine, inside + rank(mask)),
+                         make_uint2(__byte_perm(end, next, 0x6420), value));
+        inside += __popc(mask);
     }
 
     /* Queues the line from `end` to `next`, which are relative to the tile and biased, if it is valid and its
@@ -490,7 +556,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     {
         push_line(end,
                   make_int2(__shfl_down_sync(FUSED_ALL, end.x, 1), __shfl_down_sync(FUSED_ALL, end.y, 1)),
-                  lane < FUSED_LINES, entry | lane, value);
+                  lane < FUSED_LINES, entry, value);
     }
 
     /* Queues a line if it is valid and its bounding box touches the tile. */
@@ -538,7 +604,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
     /* The boxes of up to PAINT_HITS units, which the threads of the block test. */
     struct box_set {
-        uint2 box[PAINT_HITS / PAINT_BLOCK];
+        uint2 box[PAINT_BATCHES];
     };
 
     /* Loads the boxes of units begin .. end - 1, at most PAINT_HITS. */
@@ -546,7 +612,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     {
         box_set self;
 #pragma unroll
-        for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+        for (uint32_t k = 0; k < PAINT_BATCHES; k++) {
             self.box[k] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
             if (Few && k * PAINT_BLOCK >= end - begin) /* often, there are fewer than PAINT_BLOCK boxes */
                 continue;
@@ -557,40 +623,49 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         return self;
     }
 
-    /* Returns which boxes of the calling thread touch the tile, one bit per box. */
+    /* Returns which boxes of the calling thread touch the tile, one bit per box. If Whole, bit PAINT_BATCHES
+     * + k says whether box k is inside the tile. */
     __device__ __forceinline__ uint32_t test_boxes(const box_set &set, uint32_t count) const
     {
         /* A box touches the tile unless its high corner is left of or above the tile, or its low corner is
          * right of or below the tile. */
         uint32_t outside = FUSED_BIAS - FUSED_PACK(tile.width, tile.height), hits = 0;
 #pragma unroll
-        for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
+        for (uint32_t k = 0; k < PAINT_BATCHES; k++) {
             if (Few && k * PAINT_BLOCK >= count)
                 break;
             bool hit = ((~(set.box[k].y + here) & 0x40004000u) |
                         ((set.box[k].x + here + outside) & 0x80008000u)) == 0;
             hits |= (uint32_t)hit << k;
+            const bool whole = ((~(set.box[k].x + here) & 0x40004000u) |
+                                ((set.box[k].y + here + outside) & 0x80008000u)) == 0;
+            if (Whole)
+                hits |= (uint32_t)whole << (PAINT_BATCHES + k);
         }
         return hits;
     }
 
-    /* Lists the units whose boxes touch the tile. `hits`: from test_boxes(); `count`: number of units of the
-     * set. All threads of the block must call this. */
-    __device__ __forceinline__ void list(uint32_t hits, uint32_t count)
+    /* Lists the units whose boxes touch the tile. `hits`: from test_boxes(). All threads of the block must
+     * call this. */
+    __device__ __forceinline__ void list(uint32_t hits)
     {
+        uint32_t masks[PAINT_BATCHES], all = 0;
 #pragma unroll
-        for (uint32_t k = 0; k < PAINT_HITS / PAINT_BLOCK; k++) {
-            if (Few && k * PAINT_BLOCK >= count) /* often, there are fewer than PAINT_BLOCK units */
-                break;
-            bool hit = hits >> k & 1;
-            uint32_t mask = __ballot_sync(FUSED_ALL, hit), at = 0;
-            if (mask == 0)
-                continue;
-            if (lane == 0)
-                at = atomicAdd(&shared->found, __popc(mask));
-            at = __shfl_sync(FUSED_ALL, at, 0);
-            if (hit)
-                shared->hits[at + rank(mask)] = (uint16_t)(k * PAINT_BLOCK + threadIdx.x);
+        for (uint32_t k = 0; k < PAINT_BATCHES; k++) {
+            masks[k] = __ballot_sync(FUSED_ALL, hits >> k & 1);
+            all += __popc(masks[k]);
+        }
+        if (all == 0)
+            return;
+        uint32_t at =
+            __shfl_sync(FUSED_ALL, lane == 0 ? shared_add(shared_address(&shared->found), all) : 0, 0);
+#pragma unroll
+        for (uint32_t k = 0; k < PAINT_BATCHES; k++) {
+            const uint32_t whole = hits >> (PAINT_BATCHES + k) & 1;
+            if (hits >> k & 1)
+                shared->hits[at + rank(masks[k])] =
+                    (uint16_t)(k * PAINT_BLOCK + threadIdx.x | whole * HIT_WHOLE);
+            at += __popc(masks[k]);
         }
     }
 
@@ -608,7 +683,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         const uint32_t line = part % FUSED_PARTS * FUSED_PART + lane / FUSED_ORBITS;
         const fused_end<Wide> *end = ends + (size_t)unit * FUSED_WARP + line;
         const bool valid = line < FUSED_LINES;
-        return {__ldg(&end->at[orbit]), __ldg(&end[valid ? 1 : 0].at[orbit]), unit << 7 | orbit << 5 | line,
+        return {__ldg(&end->at[orbit]), __ldg(&end[valid ? 1 : 0].at[orbit]), unit << 7 | line << 2 | orbit,
                 __ldg(reinterpret_cast<const uint32_t *>(values + unit) + orbit), valid};
     }
 
@@ -616,7 +691,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
      * part is loaded while the current one is processed. */
     __device__ __forceinline__ void draw_parts(uint32_t begin)
     {
-        uint32_t found = shared->found, hits = shared_address(shared->hits);
+        uint32_t found = fused_uniform(shared->found), hits = shared_address(shared->hits);
         if (warp >= found)
             return;
         part_load next = load_part(begin + shared_load16(hits + warp * sizeof(uint16_t)));
@@ -632,17 +707,19 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         }
     }
 
-    /* A unit that is being loaded from memory. */
+    /* A unit that is being loaded from memory. Bit 31 of `unit` is set if it is inside the tile. */
     struct load {
         uint32_t unit;
         fused_end<Wide> end;
         uint4 values;
     };
 
-    __device__ __forceinline__ load load_unit(uint32_t unit) const
+    /* Loads a unit of the list, where units are counted from `begin` on. */
+    __device__ __forceinline__ load load_unit(uint32_t begin, uint32_t hit) const
     {
+        const uint32_t unit = begin + hit % HIT_WHOLE;
         load self;
-        self.unit = unit;
+        self.unit = unit | (hit & HIT_WHOLE) << 16;
         const uint4 *from = reinterpret_cast<const uint4 *>(ends + (size_t)unit * FUSED_WARP + lane);
 #pragma unroll
         for (size_t k = 0; k < sizeof self.end / sizeof *from; k++)
@@ -656,10 +733,23 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     {
 #pragma unroll 1
         for (uint32_t orbit = 0; orbit < FUSED_ORBITS; orbit += 2) {
-            uint32_t entry = unit.unit << 7 | orbit << 5;
-            push(orbit ? unit.end.at[2] : unit.end.at[0], entry, orbit ? unit.values.z : unit.values.x);
-            push(orbit ? unit.end.at[3] : unit.end.at[1], entry | 1 << 5,
-                 orbit ? unit.values.w : unit.values.y);
+            uint32_t entry = unit.unit << 7 | lane << 2 | orbit;
+            const auto first = orbit ? unit.end.at[2] : unit.end.at[0],
+                       second = orbit ? unit.end.at[3] : unit.end.at[1];
+            const uint32_t first_value = orbit ? unit.values.z : unit.values.x;
+            const uint32_t second_value = orbit ? unit.values.w : unit.values.y;
+            bool whole = false;
+            if constexpr (Whole) {
+                whole = (int32_t)unit.unit < 0;
+                if (whole) {
+                    push_inside(first, first_value);
+                    push_inside(second, second_value);
+                }
+            }
+            if (!whole) {
+                push(first, entry, first_value);
+                push(second, entry | 1, second_value);
+            }
             __syncwarp();
             if (max(inside, crossing) >= FUSED_WARP)
                 work();
@@ -670,14 +760,14 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
      * loaded while the current one is processed. */
     __device__ __forceinline__ void draw(uint32_t begin)
     {
-        uint32_t found = shared->found, hits = shared_address(shared->hits);
+        uint32_t found = fused_uniform(shared->found), hits = shared_address(shared->hits);
         if (warp >= found)
             return;
-        load next = load_unit(begin + shared_load16(hits + warp * sizeof(uint16_t)));
+        load next = load_unit(begin, shared_load16(hits + warp * sizeof(uint16_t)));
         for (uint32_t i = warp; i < found; i += PAINT_WARPS) {
             load unit = next;
             if (i + PAINT_WARPS < found)
-                next = load_unit(begin + shared_load16(hits + (i + PAINT_WARPS) * sizeof(uint16_t)));
+                next = load_unit(begin, shared_load16(hits + (i + PAINT_WARPS) * sizeof(uint16_t)));
             draw_unit(unit);
         }
     }
@@ -728,7 +818,7 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
                 self = stroke_crossing(shared_load(crossing_at(queue_of(place.warp), place.at)),
                                        i < all_crossing);
             }
-            draw_strokes(self);
+            draw_paths(path_of(self));
             if constexpr (!Few)
                 work();
         }
@@ -740,19 +830,25 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
     {
         static_assert(SPLIT_STROKES / FUSED_WARP <= PAINT_WARPS, "each batch has a warp");
         const uint32_t batches = (all + FUSED_WARP - 1) / FUSED_WARP;
-        if (warp >= batches * (PAINT_WARPS / max(batches, 1u)))
+        if (batches == 0)
             return;
-        const uint32_t sharing = PAINT_WARPS / batches, part = warp / batches, batch = warp % batches;
+        /* Division by 1 to 4. The compiler would call a function, and then assume that lanes diverge. */
+        static_assert(SPLIT_STROKES == 4 * FUSED_WARP, "at most four batches");
+        const uint32_t inverse = batches == 3 ? 21846 : 65536 >> batches / 2;
+        const uint32_t sharing = PAINT_WARPS * inverse >> 16, part = warp * inverse >> 16;
+        const uint32_t batch = warp - part * batches;
+        if (part >= sharing)
+            return;
         const queue_place place =
             queue_find<PAINT_WARPS>(shared->counts[QUEUE_STROKE], min(batch * FUSED_WARP + lane, all - 1));
-        stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
+        path self = path_again(shared->queues[place.warp].strokes[place.at]);
+        int32_t left = (int32_t)path_left(self) - (int32_t)(part * STROKE_STEPS);
         self.at += part * STROKE_STEPS * self.step;
-        self.left -= (int32_t)(part * STROKE_STEPS);
-        while (__any_sync(FUSED_ALL, self.left > 0)) {
-            stroke now = self.left > 0 ? self : stroke_none(lane);
-            stroke_walk(now, canvas);
+        while (__any_sync(FUSED_ALL, left > 0)) {
+            path now = left > 0 ? self : path_of(stroke_none(lane));
+            path_walk(now, canvas);
             self.at += sharing * STROKE_STEPS * self.step;
-            self.left -= (int32_t)(sharing * STROKE_STEPS);
+            left -= (int32_t)(sharing * STROKE_STEPS);
         }
     }
 
@@ -769,17 +865,19 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
         for (uint32_t base = warp * FUSED_WARP; base < all; base += PAINT_BLOCK) {
             queue_place place =
                 queue_find<PAINT_WARPS>(shared->counts[QUEUE_STROKE], min(base + lane, all - 1));
-            stroke self = stroke_again(shared->queues[place.warp].strokes[place.at]);
+            path self = path_again(shared->queues[place.warp].strokes[place.at]);
             /* Lanes beyond the last entry draw the last entry again, which changes nothing. */
-            while (__any_sync(FUSED_ALL, self.left > 0)) {
-                self = self.left > 0 ? self : stroke_none(lane);
-                stroke_walk(self, canvas);
+            for (;;) {
+                const bool more = path_walk(self, canvas);
+                if (!__any_sync(FUSED_ALL, more))
+                    break;
+                self = more ? self : path_of(stroke_none(lane));
             }
         }
     }
 
-    /* Draws an image's units on the canvas. All threads of the block must call this. Few: the caller has
-     * listed the first parts, and has waited for it. */
+    /* Draws an image's units on the canvas. All threads of the block must call this. The caller has listed
+     * the first units, or parts of them, and has waited for it. */
     __device__ __forceinline__ void paint(uint32_t unit_count)
     {
         for (uint32_t begin = 0; begin < unit_count; begin += PAINT_HITS) {
@@ -788,10 +886,8 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
                 if (threadIdx.x == 0)
                     shared->found = 0;
                 __syncthreads();
-            }
-            if (!Few || begin > 0) {
                 const uint32_t end = min(unit_count, begin + PAINT_HITS);
-                list(test_boxes(load_boxes(begin, end), end - begin), end - begin);
+                list(test_boxes(load_boxes(begin, end), end - begin));
                 __syncthreads();
             }
             if constexpr (Few)
@@ -807,14 +903,53 @@ template <bool Wide, formula_id Formula, class Sizes = paint_sizes<>> struct pai
 
 /* ---- The kernel ---- */
 
-/* Returns the tile of this block. */
-static __device__ __forceinline__ struct tile tile_at(const fused_job &job, const fused_card &card)
+/* The last images of a slice, whose tiles are painted in order of work. */
+#define PAINT_LAST 32
+
+/* The tile of a block. */
+struct paint_place {
+    uint32_t rank; /* of the image */
+    uint32_t column, row;
+};
+
+/* Returns the tile that is number `number` in order of their distance from the middle of the image's shape.
+ * All lanes of a warp must call this. An image has at most FUSED_WARP tiles. */
+static __device__ __forceinline__ uint32_t tile_by_distance(const fused_job &job, const fused_card &card,
+                                                            uint32_t number)
+{
+    const uint32_t lane = threadIdx.x % FUSED_WARP, count = job.tiling.columns * job.tiling.rows;
+    const float x = (float)(lane % job.tiling.columns) - card.middle_x;
+    const float y = (float)(lane / job.tiling.columns) - card.middle_y;
+    const float distance = lane < count ? fmaf(x, x, y * y) : INFINITY;
+    uint32_t before = 0;
+    for (uint32_t other = 0; other < count; other++)
+        before += fused_before(-__shfl_sync(FUSED_ALL, distance, other), other, -distance, lane);
+    return __ffs(__ballot_sync(FUSED_ALL, lane < count && before == number)) - 1;
+}
+
+/* Returns the tile of this block. The tiles of an image follow each other, except those of the last images:
+ * there, the tiles with the most lines begin first, so that no block begins a tile with many lines when the
+ * others end. */
+static __device__ __forceinline__ paint_place paint_place_of(const fused_job &job)
+{
+    const uint32_t columns = job.tiling.columns, tiles = columns * job.tiling.rows;
+    const uint32_t last = min(job.count, PAINT_LAST), begin = job.count - last;
+    if (tiles > FUSED_WARP || blockIdx.z < begin)
+        return {blockIdx.z, blockIdx.x, blockIdx.y};
+    const uint32_t number = (blockIdx.z - begin) * tiles + blockIdx.y * columns + blockIdx.x;
+    const uint32_t rank = begin + number % last, tile = tile_by_distance(job, job.cards[rank], number / last);
+    return {rank, tile % columns, tile / columns};
+}
+
+/* Returns the area of a tile. */
+static __device__ __forceinline__ struct tile tile_at(const fused_job &job, const fused_card &card,
+                                                      const paint_place &place)
 {
     const struct fused_tiling &tiling = job.tiling;
     uint32_t res = job.input.res, out_res = job.output.res;
     struct tile tile;
-    tile.out_x = blockIdx.x * tiling.out_width;
-    tile.out_y = blockIdx.y * tiling.out_height;
+    tile.out_x = place.column * tiling.out_width;
+    tile.out_y = place.row * tiling.out_height;
     tile.out_width = min(tiling.out_width, out_res - tile.out_x);
     tile.out_height = min(tiling.out_height, out_res - tile.out_y);
     tile.pitch = tiling.pitch;
@@ -836,23 +971,24 @@ template <bool Wide, formula_id Formula, class Sizes>
 static __device__ __forceinline__ painter<Wide, Formula, Sizes>
 painter_of(const fused_job &job, paint_shared<Sizes> *shared, const struct tile &tile, size_t first_unit)
 {
-    uint32_t lane = threadIdx.x % FUSED_WARP, warp = __shfl_sync(FUSED_ALL, threadIdx.x / FUSED_WARP, 0);
+    uint32_t lane = threadIdx.x % FUSED_WARP, warp = fused_uniform(threadIdx.x / FUSED_WARP);
     painter<Wide, Formula, Sizes> self;
     self.shared = shared;
     self.tile = tile;
     self.res = (int32_t)job.input.res;
-    self.canvas = shared_address(shared->canvas);
+    self.lower = keep((1u << lane) - 1);
+    /* `lower` >> 31 is 0; the compiler does not see it, and keeps the sum in a register per lane. */
+    self.canvas = shared_address(shared->canvas) + (self.lower >> 31);
     self.mine = shared_address(&shared->queues[warp]);
     self.inside = self.crossing = self.strokes = 0;
     self.steep = keep(4 * tile.pitch << 16 | 4);
     self.flat = keep(4 << 16 | 4 * tile.pitch);
     self.warp = warp;
     self.lane = lane;
-    self.lower = keep((1u << lane) - 1);
-    self.here = keep(FUSED_BIAS - FUSED_PACK(tile.x, tile.y));
+    self.here = fused_uniform(FUSED_BIAS - FUSED_PACK(tile.x, tile.y));
     /* The last lane has no line of its own, so its ends always count as outside. */
-    self.beyond = keep(Sizes::few || lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height)
-                                                        : 0x80008000u);
+    self.beyond = pin(Sizes::few || lane < FUSED_LINES ? FUSED_BIAS - FUSED_PACK(tile.width, tile.height)
+                                                       : 0x80008000u);
     self.boxes = keep(job.boxes + first_unit * Sizes::parts);
     self.values = keep(job.values + first_unit);
     self.ends = keep(static_cast<const fused_end<Wide> *>(job.ends) + first_unit * FUSED_WARP);
@@ -870,7 +1006,7 @@ static __device__ __forceinline__ void clear_canvas(const fused_job &job, paint_
         reinterpret_cast<uint4 *>(shared->canvas)[i] = make_uint4(word, word, word, word);
 }
 
-/* One block paints one tile. blockIdx has the tile's column (x), its row (y), and the image's rank (z). */
+/* One block paints one tile. The grid has columns (x) and rows (y) of tiles, and images (z). */
 template <bool Wide, formula_id Formula, class Sizes>
 static __global__ void __launch_bounds__(Sizes::block, Sizes::blocks)
     fused_paint_kernel(const __grid_constant__ fused_job job)
@@ -878,30 +1014,27 @@ static __global__ void __launch_bounds__(Sizes::block, Sizes::blocks)
     extern __shared__ uint4 paint_memory[];
     constexpr struct line_rules rules = line_rules_of(Formula);
     paint_shared<Sizes> *shared = reinterpret_cast<paint_shared<Sizes> *>(paint_memory);
-    fused_card card = job.cards[blockIdx.z];
-    card.units *= Sizes::parts;
+    wait_for_previous();
+    const paint_place place = paint_place_of(job);
+    const fused_card card = job.cards[place.rank];
+    const uint32_t units = fused_uniform(card.units * Sizes::parts), count = min(units, Sizes::hits);
     if (threadIdx.x == 0)
         shared->found = 0;
-    if (!Sizes::few) {
-        clear_canvas(job, shared, rules.background);
-        __syncthreads();
-    }
-    struct tile tile = tile_at(job, card);
+    struct tile tile = tile_at(job, card, place);
     painter<Wide, Formula, Sizes> painter =
         painter_of<Wide, Formula>(job, shared, tile, fused_first_unit(job, card.place));
-    if constexpr (Sizes::few) {
-        const uint32_t count = min(card.units, Sizes::hits);
-        const uint32_t hits = painter.test_boxes(painter.load_boxes(0, count), count);
-        if (!__syncthreads_or(hits) && card.units <= Sizes::hits &&
-            write_empty<rules.masked>(job, blockIdx.z, tile, rules.background))
+    const uint32_t hits = painter.test_boxes(painter.load_boxes(0, count), count);
+    if constexpr (Sizes::few)
+        if (!fused_uniform(__syncthreads_or(hits)) && units <= Sizes::hits &&
+            write_empty<rules.masked>(job, place.rank, tile, rules.background))
             return;
-        clear_canvas(job, shared, rules.background);
-        painter.list(hits, count);
-        __syncthreads();
-    }
-    painter.paint(card.units);
+    clear_canvas(job, shared, rules.background);
     __syncthreads();
-    write_tile<rules.masked, Sizes::few>(job, blockIdx.z, tile, shared->canvas);
+    painter.list(hits);
+    __syncthreads();
+    painter.paint(units);
+    __syncthreads();
+    write_tile<rules.masked, Sizes::few>(job, place.rank, tile, shared->canvas);
 }
 
 #endif

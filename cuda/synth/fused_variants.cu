@@ -34,6 +34,7 @@ static void fused_graph_close(struct fused_graph *graph)
 
 static __global__ void store_call_kernel(const struct fused_call call, struct fused_call *stored)
 {
+    allow_next();
     *stored = call;
 }
 

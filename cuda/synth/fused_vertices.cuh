@@ -2,9 +2,13 @@
 #ifndef FDSL_CUDA_SYNTH_FUSED_VERTICES_CUH
 #define FDSL_CUDA_SYNTH_FUSED_VERTICES_CUH
 
+#include "common/shared.cuh"
+#include "common/stream.cuh"
 #include "synth/fused.cuh"
 
 /* ---- Noise ---- */
+
+#define FUSED_GRADIENTS NOISE_PERIOD
 
 /* Returns the same value as noise_of_draw() with fewer instructions; only the sign of a zero may differ.
  * `make check-gpu` compares all 2^32 draws.
@@ -13,11 +17,14 @@
  * of draw * 10000 = 16 * (625 draw). These are the low word of floor(625 draw / 16) = 39 draw + floor(draw /
  * 16). The upper 8 bits of this word are the cell, the lower 24 are t * 2^24. The code keeps t scaled by
  * 2^24. The constants of the polynomial contain the inverse powers of two, and the gradients contain 2^-24.
- * Scaling by powers of two is exact here, because no value comes near the limits of float's range. */
-static __device__ __forceinline__ float fused_noise(const float2 *gradients, uint32_t draw)
+ * Scaling by powers of two is exact here, because no value comes near the limits of float's range.
+ * `gradients`: shared address of the table of fused_fill_gradients(). */
+static __device__ __forceinline__ float fused_noise(uint32_t gradients, uint32_t draw)
 {
-    uint32_t place = 39 * draw + (draw >> 4);
-    float2 gradient = gradients[place >> 24];
+    static_assert(NOISE_RANGE == 10000 && NOISE_PERIOD == 256, "39, 4 and 24 follow from these");
+    const uint32_t place = 39 * draw + (draw >> 4);
+    const uint2 both = shared_load2(gradients + (place >> 24) * (uint32_t)sizeof(float2));
+    const float2 gradient = make_float2(__uint_as_float(both.x), __uint_as_float(both.y));
     float t = (float)(place & 0xFFFFFF);
     float fade = t * t * t * fmaf(fmaf(t, 6 * 0x1p-120f, -15 * 0x1p-96f), t, 10 * 0x1p-72f);
     float from_left = gradient.x * t;
@@ -25,15 +32,13 @@ static __device__ __forceinline__ float fused_noise(const float2 *gradients, uin
     return fmaf(fade, rise, from_left);
 }
 
-#define FUSED_GRADIENTS NOISE_PERIOD
-
-/* Fills the table of fused_noise() with the gradients at both ends of each cell. All threads of the block
- * must call this. */
-static __device__ __forceinline__ void fused_fill_gradients(const float *gradients, float2 *table)
+/* Fills the table of fused_noise() with the gradients at both ends of each cell. `threads` threads call this,
+ * each with its own number; then the block waits. */
+static __device__ __forceinline__ void fused_fill_gradients(const float *gradients, float2 *table,
+                                                            uint32_t thread, uint32_t threads)
 {
-    for (uint32_t i = threadIdx.x; i < FUSED_GRADIENTS; i += blockDim.x)
+    for (uint32_t i = thread; i < FUSED_GRADIENTS; i += threads)
         table[i] = make_float2(gradients[i] * 0x1p-24f, gradients[i + 1] * 0x1p-24f);
-    __syncthreads();
 }
 
 /* ---- Shapes ---- */
@@ -121,11 +126,60 @@ struct fused_steps {
     float2 even, odd;
 };
 
+/* The part of atom_noise_block() that is the same in all orbits of a vertex. The first three rounds of Philox
+ * multiply five different words, but only two of them depend on the orbit. */
+struct fused_draws {
+    uint32_t start;                                     /* word 0 of the key */
+    uint32_t second, third_even, third_odd, third_last; /* what rounds 1 and 2 combine with these two */
+    struct philox_key keys[PHILOX_ROUNDS - 3];          /* of the other rounds */
+};
+
+/* Many: the draws of many orbits follow. The round keys then are in uniform registers. */
+template <bool Many> static __device__ __forceinline__ fused_draws fused_draws_of(const fused_group &group)
+{
+    uint32_t high, low, low_second;
+    const struct philox_key first = philox_round_key(group.key, 1), second = philox_round_key(group.key, 2);
+    fused_draws self;
+    self.start = group.key.word[0];
+    philox_multiply(PHILOX_M0, group.vertex, &high, &low);
+    self.second = keep(low ^ first.word[1]);
+    philox_multiply(PHILOX_M1, high ^ group.slot ^ group.key.word[1], &high, &low_second);
+    self.third_even = keep(low_second ^ second.word[0]);
+    philox_multiply(PHILOX_M0, high ^ first.word[0], &high, &low);
+    self.third_odd = keep(high ^ second.word[1]);
+    self.third_last = keep(low);
+#pragma unroll
+    for (uint32_t round = 3; round < PHILOX_ROUNDS; round++) {
+        struct philox_key key = philox_round_key(group.key, round);
+        if (Many)
+            key = {{fused_uniform(key.word[0]), fused_uniform(key.word[1])}};
+        self.keys[round - 3] = key;
+    }
+    return self;
+}
+
+/* Returns atom_noise_block() of the vertex and a pair of orbits. */
+static __device__ __forceinline__ struct philox_block fused_draw(const fused_draws &draws, uint32_t pair)
+{
+    uint32_t high, low;
+    struct philox_block block;
+    philox_multiply(PHILOX_M0, pair ^ draws.start, &high, &low);
+    block.word[2] = low ^ draws.third_odd;
+    block.word[3] = draws.third_last;
+    philox_multiply(PHILOX_M1, high ^ draws.second, &high, &block.word[1]);
+    block.word[0] = high ^ draws.third_even;
+#pragma unroll
+    for (uint32_t round = 3; round < PHILOX_ROUNDS; round++)
+        block = philox_round(block, draws.keys[round - 3]);
+    return block;
+}
+
 /* Returns the step lengths in orbits 2 pair and 2 pair + 1. */
 static __device__ __forceinline__ fused_steps fused_steps_of(const fused_group &group,
-                                                             const float2 *gradients, uint32_t pair)
+                                                             const fused_draws &draws, uint32_t gradients,
+                                                             uint32_t pair)
 {
-    struct philox_block block = atom_noise_block(group.key, group.slot, group.vertex, pair);
+    struct philox_block block = fused_draw(draws, pair);
     float p = group.noise;
     fused_steps steps;
     steps.even.x = fmaf(-p, fused_noise(gradients, block.word[0]), group.advance);
@@ -154,10 +208,11 @@ static __device__ __forceinline__ uint4 fused_values(const fused_group &group, u
 }
 
 /* Writes the struct fused_card and the label of image `place`. The label is 0 if images have several shapes.
- */
+ * `middle`: of the shape, or of the canvas. */
 template <formula_id Formula>
 static __device__ __forceinline__ void fused_write_card(const fused_job &job, const struct image_input &input,
-                                                        uint32_t rank, uint32_t place, uint32_t units)
+                                                        uint32_t rank, uint32_t place, uint32_t units,
+                                                        const struct atom_point &middle)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
     const struct synth_output &output = job.output;
@@ -169,12 +224,17 @@ static __device__ __forceinline__ void fused_write_card(const fused_job &job, co
                        nullptr,
                        {0, 0},
                        units,
-                       place};
+                       place,
+                       0,
+                       0};
     if (rules.masked && call.masks)
         card.mask =
             job.canvases ? job.mask_canvases + place * pixels : call.masks + (job.begin + place) * pixels;
     if (output.fit == OUTPUT_CROP)
         card.corner = output_crop(input.key, input.res, output.res);
+    const float scale = output.fit == OUTPUT_RESIZE ? (float)output.res / (float)input.res : 1.0f;
+    card.middle_x = (middle.x - (float)card.corner.x) * scale / (float)job.tiling.out_width - 0.5f;
+    card.middle_y = (middle.y - (float)card.corner.y) * scale / (float)job.tiling.out_height - 0.5f;
     job.cards[rank] = card;
     if (rules.shapes == 1)
         call.labels[job.begin + place] = input.class_.id;
@@ -202,25 +262,31 @@ static __device__ __forceinline__ void fused_set_group(const struct image_input 
     self->first_unit = first_unit + (size_t)number * fused_quads_of(self->orbits);
 }
 
-/* Opens group `number` of image `place`, whose identity is `id`, if it exists. `card`: this lane also writes
- * the card of the image, whose rank is `rank`. For formulas with one shape per image. */
+/* Returns the parameters of an image with one shape, whose identity is `id`. The key is unset. */
+static __device__ __forceinline__ struct image_input fused_input_of(const fused_job &job,
+                                                                    const struct synth_image &id)
+{
+    return image_input_of(job.input, id.class_index, job.input.classes, job.input.spoke_offset);
+}
+
+/* Opens group `number` of image `place`, whose parameters are `input`, if it exists. `card`: this lane also
+ * writes the card of the image, whose rank is `rank`. For formulas with one shape per image. */
 template <formula_id Formula>
-static __device__ __forceinline__ void fused_open_group(const fused_job &job, const struct synth_image &id,
-                                                        uint32_t rank, uint32_t place, uint32_t number,
-                                                        bool card, fused_group *self)
+static __device__ __forceinline__ void
+fused_open_group(const fused_job &job, const struct synth_image &id, struct image_input input, uint32_t rank,
+                 uint32_t place, uint32_t number, bool card, fused_group *self)
 {
     constexpr struct line_rules rules = line_rules_of(Formula);
-    struct image_input input =
-        image_input_of(job.input, id.class_index, job.input.classes, job.input.spoke_offset);
-    input.key = atom_image_key(&rules, job.input.seed, input.class_.id, id.instance);
     const uint32_t groups = fused_groups_of(input.class_);
+    input.key = atom_image_key(&rules, job.input.seed, input.class_.id, id.instance);
+    const struct line_shape shape = line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res);
     if (card)
-        fused_write_card<Formula>(job, input, rank, place, groups * fused_quads_of(input.class_.orbits));
+        fused_write_card<Formula>(job, input, rank, place, groups * fused_quads_of(input.class_.orbits),
+                                  shape.centre);
     if (number >= groups)
         return;
     self->slot = self->before = 0;
-    fused_set_group(input, line_shape(&rules, input.key, 0, &input.class_, 0, 1, input.res), number,
-                    fused_first_unit(job, place), self);
+    fused_set_group(input, shape, number, fused_first_unit(job, place), self);
 }
 
 /* Opens group `number` of image `place`, which exists. Groups are counted over all shapes of the image. All
@@ -241,7 +307,8 @@ fused_open_group(const fused_job &job, const struct fused_shapes &shapes, uint32
     fused_set_group(input, shape, number - shapes.groups[slot],
                     fused_first_unit(job, place) + shapes.units[slot], self);
     if (card)
-        fused_write_card<Formula>(job, input, rank, place, shapes.units[FUSED_WARP]);
+        fused_write_card<Formula>(job, input, rank, place, shapes.units[FUSED_WARP],
+                                  {0.5f * (float)input.res, 0.5f * (float)input.res});
 }
 
 /* Initialises the group's units `first`, `first` + `step`, ... as invisible. */
@@ -256,13 +323,6 @@ static __device__ __forceinline__ void fused_begin_units(const fused_job &job, c
             job.boxes[unit * Parts + part] = make_uint2(FUSED_NOWHERE, FUSED_NOWHERE);
         job.values[unit] = fused_values<Formula>(group, quad);
     }
-}
-
-/* Lets the compiler keep the key, which is equal in all lanes, in uniform registers. */
-static __device__ __forceinline__ void fused_share_key(struct philox_key *key)
-{
-    key->word[0] = __reduce_or_sync(FUSED_ALL, key->word[0]);
-    key->word[1] = __reduce_or_sync(FUSED_ALL, key->word[1]);
 }
 
 /* ---- Units ---- */
@@ -342,25 +402,26 @@ static __device__ __forceinline__ void fused_store_unit(fused_box box, int32_t l
             make_uint2(FUSED_PACK(box.low_x, box.low_y), FUSED_PACK(box.high_x, box.high_y));
 }
 
-/* ---- Groups that stay outside the image ----
+/* ---- Groups outside the image ----
  *
- * A group is done when its distance from the image exceeds the distance that it can move in the remaining
- * orbits. Per orbit, a vertex moves along x by cosine * (advance - p * noise), and the noise is bounded. In a
- * cell with gradients g and h, the noise is a mean of g t and h (t - 1), with weights 1 - fade and fade. Its
+ * A group stays invisible for as long as its distance from the image exceeds the distance that it can move.
+ * Per orbit, a vertex moves along x by cosine * (advance - p * noise), and the noise is bounded. In a cell
+ * with gradients g and h, the noise is a mean of g t and h (t - 1), with weights 1 - fade and fade. Its
  * magnitude is therefore at most max(|g|, |h|) * (t + fade (1 - 2 t)) <= max(|g|, |h|) / 2. */
 
 #define FUSED_NOISE_LIMIT (0.5f * NOISE_LIMIT)
 
-/* Upper bounds on the movement of a group's vertices per orbit, in pixels. */
+/* The least number of units in which a group's vertices can move by a pixel; may be infinite. */
 struct fused_drift {
     float left, right, up, down;
 };
 
-/* Returns the maximum of 0 and all lanes' values. The bit patterns of non-negative floats have the order of
- * the floats. */
-static __device__ __forceinline__ float fused_largest(float value)
+/* Returns the least number of units per pixel, over all lanes, for movements of `value` pixels per orbit. The
+ * bit patterns of non-negative floats have the order of the floats. */
+static __device__ __forceinline__ float fused_slowness(float value)
 {
-    return __uint_as_float(__reduce_max_sync(FUSED_ALL, __float_as_uint(fmaxf(value, 0.0f))));
+    const uint32_t most = __reduce_max_sync(FUSED_ALL, __float_as_uint(fmaxf(value, 0.0f)));
+    return __fdividef(1 - 0x1p-16f, FUSED_ORBITS * __uint_as_float(most));
 }
 
 template <bool Wide> static __device__ __forceinline__ fused_drift fused_drift_of(const fused_group &group)
@@ -370,18 +431,20 @@ template <bool Wide> static __device__ __forceinline__ fused_drift fused_drift_o
     float noise = fabsf(group.noise) * FUSED_NOISE_LIMIT;
     float either_x = fmaf(fabsf(group.cosine), noise, rounding), right = group.cosine * group.advance;
     float either_y = fmaf(fabsf(group.sine), noise, rounding), down = group.sine * group.advance;
-    return {fused_largest(either_x - right), fused_largest(either_x + right), fused_largest(either_y - down),
-            fused_largest(either_y + down)};
+    return {fused_slowness(either_x - right), fused_slowness(either_x + right),
+            fused_slowness(either_y - down), fused_slowness(either_y + down)};
 }
 
-/* Returns whether a group whose ends are in `box` stays invisible in the next `orbits` orbits. */
-static __device__ __forceinline__ bool fused_gone(const fused_box &box, const fused_drift &drift,
-                                                  int32_t last, uint32_t orbits)
+/* Returns the number of further units in which a group stays invisible. `box`: of its ends in the latest
+ * unit. The margin of two pixels covers the conversion to pixels and the rounding of this function, because
+ * positions are below 2^23. */
+static __device__ __forceinline__ uint32_t fused_hidden(const fused_box &box, const fused_drift &drift,
+                                                        int32_t last)
 {
-    float left = fmaf(drift.left, (float)orbits, 2.0f), right = fmaf(drift.right, (float)orbits, 2.0f);
-    float up = fmaf(drift.up, (float)orbits, 2.0f), down = fmaf(drift.down, (float)orbits, 2.0f);
-    return (float)(box.low_x - last) > left || (float)-box.high_x > right || (float)(box.low_y - last) > up ||
-           (float)-box.high_y > down;
+    float x = fmaxf((float)(box.low_x - last - 2) * drift.left, (float)(-box.high_x - 2) * drift.right);
+    float y = fmaxf((float)(box.low_y - last - 2) * drift.up, (float)(-box.high_y - 2) * drift.down);
+    /* A product of 0 and infinity is NaN, which fmaxf() ignores; the conversion saturates. */
+    return fused_uniform((uint32_t)fmaxf(fmaxf(x, y), 0.0f));
 }
 
 /* ---- The kernel for many images: one warp per group ---- */
@@ -397,43 +460,54 @@ static __device__ __forceinline__ int2 fused_pixel(struct atom_point point)
     return make_int2((int)point.x, (int)point.y);
 }
 
-/* Moves a vertex by a pair of orbits and returns its pixel after each of them. */
-static __device__ __forceinline__ void fused_walk_pair(const fused_group &group, const float2 *gradients,
-                                                       uint32_t pair, struct atom_point *point, int2 at[2])
+/* Moves a vertex by the orbits of a unit and returns its pixel after each of them. */
+static __device__ __forceinline__ void fused_walk_unit(const fused_group &group, const fused_draws &draws,
+                                                       uint32_t gradients, uint32_t quad,
+                                                       struct atom_point *point, int2 at[FUSED_ORBITS])
 {
-    fused_steps steps = fused_steps_of(group, gradients, pair);
-    point->x = fmaf(group.cosine, steps.even.x, point->x);
-    point->y = fmaf(group.sine, steps.even.y, point->y);
-    at[0] = fused_pixel(*point);
-    point->x = fmaf(group.cosine, steps.odd.x, point->x);
-    point->y = fmaf(group.sine, steps.odd.y, point->y);
-    at[1] = fused_pixel(*point);
+#pragma unroll
+    for (uint32_t half = 0; half < FUSED_ORBITS / 2; half++) {
+        fused_steps steps = fused_steps_of(group, draws, gradients, FUSED_ORBITS / 2 * quad + half);
+        point->x = fmaf(group.cosine, steps.even.x, point->x);
+        point->y = fmaf(group.sine, steps.even.y, point->y);
+        at[2 * half] = fused_pixel(*point);
+        point->x = fmaf(group.cosine, steps.odd.x, point->x);
+        point->y = fmaf(group.sine, steps.odd.y, point->y);
+        at[2 * half + 1] = fused_pixel(*point);
+    }
 }
 
-/* Computes the vertices of a group, orbit by orbit, and stores the visible units. */
+/* Computes the vertices of a group, orbit by orbit, and stores the visible units. The number of units is
+ * uniform, so the compiler knows that the lanes do not diverge. */
 template <bool Wide, formula_id Formula, uint32_t Parts>
-static __device__ __forceinline__ void fused_walk_group(const fused_job &job, fused_group &group,
-                                                        const float2 *gradients)
+static __device__ __forceinline__ void fused_walk_group(const fused_job &job, const fused_group &group,
+                                                        uint32_t gradients)
 {
-    fused_share_key(&group.key);
     fused_begin_units<Formula, Parts>(job, group, threadIdx.x % FUSED_WARP, FUSED_WARP);
     __syncwarp();
     struct atom_point point = group.start;
-    fused_drift drift = fused_drift_of<Wide>(group);
+    const fused_drift drift = fused_drift_of<Wide>(group);
+    const fused_draws draws = fused_draws_of<true>(group);
     const int32_t last = (int32_t)job.input.res - 1;
-    const uint32_t quads = fused_quads_of(group.orbits);
+    const uint32_t quads = fused_uniform(fused_quads_of(group.orbits));
     uint2 *to = job.boxes + group.first_unit * Parts;
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends) + group.first_unit * FUSED_WARP;
+    int2 at[FUSED_ORBITS];
 #pragma unroll 1
-    for (uint32_t quad = 0; quad < quads; quad++, to += Parts, ends += FUSED_WARP) {
-        int2 at[FUSED_ORBITS];
-        fused_walk_pair(group, gradients, 2 * quad, &point, at);
-        fused_walk_pair(group, gradients, 2 * quad + 1, &point, at + 2);
+    for (uint32_t quad = 0; quad < quads; quad++) {
+        fused_walk_unit(group, draws, gradients, quad, &point, at);
         fused_box box = fused_box_of(fused_own_box(at));
-        if (fused_visible(box, last))
-            fused_store_unit<Wide, Parts>(box, last, to, ends, at);
-        else if (fused_gone(box, drift, last, (quads - quad - 1) * FUSED_ORBITS))
+        if (fused_visible(box, last)) {
+            fused_store_unit<Wide, Parts>(box, last, to + quad * Parts, ends + quad * FUSED_WARP, at);
+            continue;
+        }
+        const uint32_t hidden = fused_hidden(box, drift, last);
+        if (hidden >= quads - quad - 1)
             return;
+        const uint32_t end = quad + hidden;
+#pragma unroll 1
+        while (quad < end)
+            fused_walk_unit(group, draws, gradients, ++quad, &point, at);
     }
 }
 
@@ -443,9 +517,13 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
 {
     __shared__ float2 gradients[FUSED_GRADIENTS];
     __shared__ fused_shapes_memory<Formula> memory[VERTICES_BLOCK / FUSED_WARP];
-    fused_fill_gradients(job.input.gradients, gradients);
-    uint64_t task = ((uint64_t)blockIdx.x * VERTICES_BLOCK + threadIdx.x) / FUSED_WARP;
-    uint32_t rank = (uint32_t)(task / job.groups), number = (uint32_t)(task % job.groups);
+    wait_for_previous();
+    allow_next();
+    fused_fill_gradients(job.input.gradients, gradients, threadIdx.x, VERTICES_BLOCK);
+    __syncthreads();
+    const uint32_t table = shared_address(gradients);
+    const uint32_t task = blockIdx.x * (VERTICES_BLOCK / FUSED_WARP) + threadIdx.x / FUSED_WARP;
+    uint32_t rank = task / job.groups, number = task % job.groups;
     uint32_t lane = threadIdx.x % FUSED_WARP;
     fused_group group;
     if (rank >= job.count)
@@ -458,14 +536,15 @@ static __global__ void __launch_bounds__(VERTICES_BLOCK, VERTICES_BLOCKS)
         __syncwarp();
         for (; number < shapes.groups[FUSED_WARP]; number += job.groups) {
             fused_open_group<Formula>(job, shapes, rank, place, number, card && number == 0, &group);
-            fused_walk_group<Wide, Formula, Parts>(job, group, gradients);
+            fused_walk_group<Wide, Formula, Parts>(job, group, table);
         }
     } else {
         const struct synth_image id = fused_image_at(job, place);
-        if (number >= fused_groups_of(job.input.classes[id.class_index]))
+        const struct image_input input = fused_input_of(job, id);
+        if (number >= fused_groups_of(input.class_))
             return;
-        fused_open_group<Formula>(job, id, rank, place, number, card, &group);
-        fused_walk_group<Wide, Formula, Parts>(job, group, gradients);
+        fused_open_group<Formula>(job, id, input, rank, place, number, card, &group);
+        fused_walk_group<Wide, Formula, Parts>(job, group, table);
     }
 }
 
@@ -489,23 +568,27 @@ static __device__ __forceinline__ uint32_t fused_rank(const fused_job &job, uint
 #define SPLIT_UNIT_BYTES (SPLIT_UNIT_ROWS * FUSED_WARP * sizeof(float))
 
 /* Replaces the steps along one axis by positions: `position` plus the running sum of steps. An axis uses
- * every other row. Returns the last position. Only this function is serial over the orbits. It issues the
- * loads of two units before it uses the loaded steps. */
+ * every other row. Returns the last position. Only this function is serial over the orbits. It loads the
+ * steps of a unit while it adds up those of the unit before. */
 static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads, float direction,
                                                      float position)
 {
     const uint32_t stride = 2 * FUSED_WARP;
-#pragma unroll 1
-    for (uint32_t quad = 0; quad < quads; quad += 2, row += 2 * FUSED_ORBITS * stride) {
-        /* If `quads` is odd, the last iteration also loads the unit after the last one. The buffer has room
-         * for that unit. */
-        float steps[2 * FUSED_ORBITS];
+    float next[FUSED_ORBITS];
 #pragma unroll
-        for (uint32_t k = 0; k < 2 * FUSED_ORBITS; k++)
-            steps[k] = row[k * stride];
+    for (uint32_t k = 0; k < FUSED_ORBITS; k++)
+        next[k] = row[k * stride];
+#pragma unroll 2
+    for (uint32_t quad = 0; quad < quads; quad++, row += FUSED_ORBITS * stride) {
+        float steps[FUSED_ORBITS];
 #pragma unroll
-        for (uint32_t k = 0; k < 2 * FUSED_ORBITS; k++) {
-            position = quad + k / FUSED_ORBITS < quads ? fmaf(direction, steps[k], position) : position;
+        for (uint32_t k = 0; k < FUSED_ORBITS; k++) {
+            steps[k] = next[k];
+            next[k] = quad + 1 < quads ? row[(FUSED_ORBITS + k) * stride] : 0;
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < FUSED_ORBITS; k++) {
+            position = fmaf(direction, steps[k], position);
             row[k * stride] = position;
         }
     }
@@ -513,12 +596,12 @@ static __device__ __forceinline__ float fused_add_up(float *row, uint32_t quads,
 }
 
 /* Stores the steps of unit `quad` in its eight rows. */
-static __device__ __forceinline__ void fused_fill_rows(const fused_group &group, const float2 *gradients,
-                                                       uint32_t quad, float *rows)
+static __device__ __forceinline__ void fused_fill_rows(const fused_group &group, const fused_draws &draws,
+                                                       uint32_t gradients, uint32_t quad, float *rows)
 {
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++, rows += 4 * FUSED_WARP) {
-        fused_steps steps = fused_steps_of(group, gradients, 2 * quad + half);
+        fused_steps steps = fused_steps_of(group, draws, gradients, 2 * quad + half);
         rows[0 * FUSED_WARP] = steps.even.x;
         rows[1 * FUSED_WARP] = steps.even.y;
         rows[2 * FUSED_WARP] = steps.odd.x;
@@ -530,8 +613,9 @@ static __device__ __forceinline__ void fused_fill_rows(const fused_group &group,
  * `Quads` units at a time in shared memory. */
 template <bool Wide, uint32_t Parts, uint32_t Warps, uint32_t Quads>
 static __device__ __forceinline__ void fused_split_group(const fused_job &job, const fused_group &group,
-                                                         const float2 *gradients, float *split_rows)
+                                                         uint32_t gradients, float *split_rows)
 {
+    const fused_draws draws = fused_draws_of<false>(group);
     const uint32_t warp = threadIdx.x / FUSED_WARP, lane = threadIdx.x % FUSED_WARP;
     const uint32_t warps = Warps, unit_rows = SPLIT_UNIT_ROWS * FUSED_WARP;
     fused_end<Wide> *ends = static_cast<fused_end<Wide> *>(job.ends);
@@ -541,7 +625,7 @@ static __device__ __forceinline__ void fused_split_group(const fused_job &job, c
     for (uint32_t begin = 0; begin < quads; begin += Quads) {
         uint32_t count = min(quads - begin, Quads);
         for (uint32_t i = warp; i < count; i += warps)
-            fused_fill_rows(group, gradients, begin + i, split_rows + i * unit_rows + lane);
+            fused_fill_rows(group, draws, gradients, begin + i, split_rows + i * unit_rows + lane);
         __syncthreads();
         if (warp < 2)
             position = fused_add_up(split_rows + warp * FUSED_WARP + lane, count,
@@ -564,10 +648,11 @@ static __device__ __forceinline__ void fused_split_group(const fused_job &job, c
 }
 
 template <bool Wide, formula_id Formula, uint32_t Parts, uint32_t Warps, uint32_t Quads>
-static __global__ void __launch_bounds__(Warps *FUSED_WARP)
+static __global__ void __launch_bounds__(Warps *FUSED_WARP, VERTICES_WARPS / Warps)
     fused_vertices_split_kernel(const __grid_constant__ fused_job job)
 {
-    static_assert(Quads % 2 == 0, "fused_add_up() reads two units at a time");
+    wait_for_previous();
+    allow_next();
     extern __shared__ float split_rows[];
     __shared__ float2 gradients[FUSED_GRADIENTS];
     __shared__ fused_shapes_memory<Formula> shapes;
@@ -582,23 +667,29 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
     /* If an image has one shape, its last block usually has no group, and writes the card. */
     const bool card = number == (one ? job.groups - 1 : 0);
     struct synth_image id = {};
+    struct image_input input = {};
     uint32_t groups = 0;
     if constexpr (one) {
         id = fused_image_at(job, place);
-        groups = fused_groups_of(job.input.classes[id.class_index]);
+        input = fused_input_of(job, id);
+        groups = fused_groups_of(input.class_);
         if (!card && number >= groups)
             return;
     } else if (first_warp)
         fused_fill_shapes<Formula>(job, place, &shapes);
-    fused_fill_gradients(job.input.gradients, gradients);
+    if (!first_warp)
+        fused_fill_gradients(job.input.gradients, gradients, threadIdx.x - FUSED_WARP,
+                             (Warps - 1) * FUSED_WARP);
     const uint32_t rank = job.order && card ? fused_rank(job, place) : place;
-    if constexpr (!one)
+    if constexpr (!one) {
+        __syncthreads();
         groups = shapes.groups[FUSED_WARP];
+    }
     bool writes = card && threadIdx.x == 0;
     do {
         if (first_warp) {
             if constexpr (one)
-                fused_open_group<Formula>(job, id, rank, place, number, writes, &opened[lane]);
+                fused_open_group<Formula>(job, id, input, rank, place, number, writes, &opened[lane]);
             else
                 fused_open_group<Formula>(job, shapes, rank, place, number, writes, &opened[lane]);
             writes = false;
@@ -607,9 +698,10 @@ static __global__ void __launch_bounds__(Warps *FUSED_WARP)
         if (number >= groups)
             return;
         fused_group group = opened[lane];
-        fused_share_key(&group.key);
-        fused_begin_units<Formula, Parts>(job, group, threadIdx.x, Warps * FUSED_WARP);
-        fused_split_group<Wide, Parts, Warps, Quads>(job, group, gradients, split_rows);
+        /* The last warps have fewer units to compute. */
+        fused_begin_units<Formula, Parts>(job, group, Warps * FUSED_WARP - 1 - threadIdx.x,
+                                          Warps * FUSED_WARP);
+        fused_split_group<Wide, Parts, Warps, Quads>(job, group, shared_address(gradients), split_rows);
         number += job.groups;
     } while (number < groups);
 }

@@ -45,21 +45,30 @@ FDSL_HD void philox_multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *l
 #endif
 }
 
+/* Returns the counter after one round with the round key `key`. */
+FDSL_HD struct philox_block philox_round(struct philox_block counter, struct philox_key key)
+{
+    uint32_t high0, low0, high1, low1;
+    philox_multiply(PHILOX_M0, counter.word[0], &high0, &low0);
+    philox_multiply(PHILOX_M1, counter.word[2], &high1, &low1);
+    struct philox_block next = {
+        {high1 ^ counter.word[1] ^ key.word[0], low1, high0 ^ counter.word[3] ^ key.word[1], low0}};
+    return next;
+}
+
+/* Returns the key of round `round`, counted from 0. */
+FDSL_HD struct philox_key philox_round_key(struct philox_key key, uint32_t round)
+{
+    struct philox_key next = {{key.word[0] + round * PHILOX_W0, key.word[1] + round * PHILOX_W1}};
+    return next;
+}
+
 /* Returns the block of counter (c0, c1, c2, c3) with `key`. */
 FDSL_HD struct philox_block philox(struct philox_key key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
 {
-    for (int round = 0; round < PHILOX_ROUNDS; round++) {
-        uint32_t high0, low0, high1, low1;
-        philox_multiply(PHILOX_M0, c0, &high0, &low0);
-        philox_multiply(PHILOX_M1, c2, &high1, &low1);
-        c0 = high1 ^ c1 ^ key.word[0];
-        c1 = low1;
-        c2 = high0 ^ c3 ^ key.word[1];
-        c3 = low0;
-        key.word[0] += PHILOX_W0;
-        key.word[1] += PHILOX_W1;
-    }
     struct philox_block block = {{c0, c1, c2, c3}};
+    for (uint32_t round = 0; round < PHILOX_ROUNDS; round++)
+        block = philox_round(block, philox_round_key(key, round));
     return block;
 }
 

@@ -129,7 +129,20 @@ FDSL_HD uint32_t output_nearest(const struct synth_output *output, uint32_t res,
 /* Returns the mean gray, rounded half up. */
 FDSL_HD uint8_t output_value_u8(uint64_t sum, uint32_t area)
 {
-    return (uint8_t)((2 * sum + area) / (2 * (uint64_t)area));
+    uint64_t rest = 2 * sum + area, by = 2 * (uint64_t)area;
+#ifdef __CUDA_ARCH__
+    /* A 64-bit division calls a function, and the compiler then assumes that the lanes of a warp diverge in
+     * the whole kernel. The quotient has eight bits. */
+    uint32_t gray = 0;
+    for (int bit = 7; bit >= 0; bit--)
+        if (rest >= by << bit) {
+            rest -= by << bit;
+            gray |= 1u << bit;
+        }
+    return (uint8_t)gray;
+#else
+    return (uint8_t)(rest / by);
+#endif
 }
 
 /* Returns the normalised value: (mean gray / 255 - channel mean) / standard deviation, via scale and bias. */
