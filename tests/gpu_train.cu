@@ -263,7 +263,7 @@ static const struct trial trials[] = {
     /* Blocks of attention process several samples, with 64 and 201 tokens; blocks of GELU several parts. */
     {"vit64", {2, 1, 4, 252}, 3, 300, 500, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 800}, 3, 140, 200, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
-    {"vit192", {3, 1, 32, 48}, 10, 500, 700, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit192", {3, 1, 32, 48}, 10, 1301, 1400, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit200", {3, 1, 32, 32}, 3, 5, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit1024", {3, 1, 24, 40}, 5, 7, 17, 3, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
     {"vit-tiny", {3, 1, 32, 16}, 7, 3, 7, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},

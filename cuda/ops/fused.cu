@@ -15,7 +15,7 @@
  *
  * If the kernel drops no rows, there is no writer: consumers write to device memory. */
 #include "machine/device.h"
-#include "ops/barrier.cuh"
+#include "common/barrier.cuh"
 #include "ops/fused_plan.h"
 #include "ops/write.cuh"
 

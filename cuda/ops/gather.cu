@@ -1,6 +1,6 @@
 /* Gathers rows that are only copied: batches of `ops`, and batches of sets in device memory. The kernels
  * compute which row becomes an output row, so no list of numbers has to be read. */
-#include "ops/barrier.cuh"
+#include "common/barrier.cuh"
 #include "ops/write.cuh"
 
 #define GATHER_BYTES     24576 /* bytes of rows per block of gather_rows(), for 1 to 32 rows */

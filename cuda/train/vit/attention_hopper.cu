@@ -85,13 +85,6 @@ start_weighted(float (&sums)[DEPTH / 2], const uint32_t (&weights)[N / 16][4], c
 
 /* ---- Forward ---- */
 
-/* Waits for all warps of the warpgroup. */
-static __device__ __forceinline__ void meet_group(void)
-{
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128)
-                 : "memory"); /* __syncthreads() uses barrier 0 */
-}
-
 #define FORWARD_GROUPS 2 /* warpgroups; each processes every second group of 64 queries */
 
 struct forward_memory {

@@ -1,4 +1,4 @@
-/* Sums of columns, GELU, and the hidden values between the two linear layers of a block. The kernels read
+/* Sums of columns, GELU, and the two linear layers of a block. The kernels read
  * each matrix once. In those for matrices in 16 bits, a thread processes 8 adjacent values at a time. */
 #include "common/check.cuh"
 #include "train/vit/fragments.cuh"
@@ -78,7 +78,7 @@ static __global__ void __launch_bounds__(BLOCK)
             const struct eight x = load8<T>(inputs + at);
 #pragma unroll
             for (int i = 0; i < VALUES; i++)
-                value.value[i] *= gelu_slope(x.value[i]);
+                value.value[i] *= gelu_both(x.value[i]).slope;
             store8<T>(values + at, value);
         }
 #pragma unroll
@@ -190,39 +190,62 @@ enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream)
     return STATUS_OK;
 }
 
-/* ---- Hidden values and their gradients: matrix products and GELU ---- */
+/* ---- Two linear layers and the GELU between them ---- */
 
-/* On compute capability 9.0, one kernel computes a product and GELU if the sizes fit (hidden_hopper.cu). */
-
-template <class T>
-enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const T *inputs,
-                       const T *weights, const T *bias, T *hidden, T *active, cudaStream_t stream)
+enum status vit_mlp_fits(const struct vit_linear *first, bool *fits)
 {
 #if HAVE_HOPPER
-    bool hopper;
-    TRY(hidden_hopper_fits(linear->in, linear->out, &hopper));
-    if (hopper)
-        return hidden_hopper_forward<T>(linear, inputs, weights, bias, hidden, active, stream);
+    return mlp_hopper_fits(first, fits);
+#else
+    (void)first;
+    *fits = false;
+    return STATUS_OK;
 #endif
-    TRY(vit_linear_forward<T>(multiplier, linear, false, inputs, weights, bias, hidden, stream));
-    return gelu_forward<T>(hidden, (size_t)linear->rows * linear->out, active, stream);
 }
 
 template <class T>
-enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                                const T *out_deltas, const T *weights, const T *hidden, T *deltas,
-                                float *bias, struct vit_sums *sums, cudaStream_t stream)
+enum status vit_mlp_hidden(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
+                           cudaStream_t stream)
+{
+    if (mlp->fused)
+        return STATUS_OK;
+    TRY(vit_linear_forward<T>(multiplier, &mlp->first, false, mlp->inputs, mlp->first_weights,
+                              mlp->first_bias, mlp->hidden, stream));
+    return gelu_forward<T>(mlp->hidden, (size_t)mlp->first.rows * mlp->first.out, mlp->active, stream);
+}
+
+template <class T>
+enum status vit_mlp_forward(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
+                            const struct vit_norm<T> *norm, const T *shortcut, T *branch, cudaStream_t stream)
 {
 #if HAVE_HOPPER
-    bool hopper;
-    TRY(hidden_hopper_fits(linear->out, linear->in, &hopper));
-    if (hopper)
-        return hidden_hopper_backward<T>(linear, out_deltas, weights, hidden, deltas, bias, sums, stream);
+    if (mlp->fused)
+        TRY(mlp_hopper_forward<T>(mlp, norm, shortcut, norm->first_tokens ? branch : nullptr, stream));
+    if (mlp->fused && !norm->first_tokens)
+        return STATUS_OK;
 #endif
-    TRY(vit_linear_inputs<T>(multiplier, linear, out_deltas, weights, deltas, stream));
-    return gelu_backward<T>(hidden, linear->rows, linear->in, deltas, bias, sums, stream);
+    TRY(vit_mlp_hidden<T>(multiplier, mlp, stream));
+    if (!mlp->fused)
+        TRY(vit_linear_forward<T>(multiplier, &mlp->second, false, mlp->active, mlp->second_weights,
+                                  mlp->second_bias, branch, stream));
+    return vit_add_norm<T>(norm, shortcut, branch, stream);
+}
+
+template <class T>
+enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
+                             const T *out_deltas, T *deltas, T *in_deltas, float *bias, struct vit_sums *sums,
+                             cudaStream_t stream)
+{
+#if HAVE_HOPPER
+    if (mlp->fused)
+        return mlp_hopper_backward<T>(mlp, out_deltas, deltas, in_deltas, bias, sums, stream);
+#endif
+    TRY(vit_linear_inputs<T>(multiplier, &mlp->second, out_deltas, mlp->second_weights, deltas, stream));
+    TRY(gelu_backward<T>(mlp->hidden, mlp->first.rows, mlp->first.out, deltas, bias, sums, stream));
+    return vit_linear_inputs<T>(multiplier, &mlp->first, deltas, mlp->first_weights, in_deltas, stream);
 }
 
 EACH_HALF(vit_column_sums)
-EACH_HALF(vit_hidden)
-EACH_HALF(vit_hidden_backward)
+EACH_HALF(vit_mlp_hidden)
+EACH_HALF(vit_mlp_forward)
+EACH_HALF(vit_mlp_backward)

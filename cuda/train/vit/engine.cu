@@ -21,7 +21,8 @@
 #define GRAPHS       4     /* enough for full steps and short steps, each with parts of two sizes */
 
 /* The results of a block's forward pass that its backward pass reads: the inputs of its layers, and the
- * values that vit_attention_forward() and the normalisations save. `qkv` has the queries, keys and values. */
+ * values that vit_attention_forward() and the normalisations save. `qkv` has the queries, keys and values. If
+ * vit->fused is true, the backward pass computes `hidden` and `active` again. */
 template <class T> struct vit_saved {
     T *norms1, *qkv, *mixed, *sums2, *norms2, *hidden, *active;
     struct vit_moments *moments1, *moments2;
@@ -65,6 +66,7 @@ struct vit : device_engine, vit_slot<T> { /* the current slot; `batch` points to
     struct shape tokens;         /* of the blocks: tokens as channels, and the width of a token */
     uint32_t block_count, patch; /* `patch`: pixels of a patch along an axis */
     uint32_t heads, logit_apart; /* `logit_apart`: distance between rows of logit_rounded */
+    bool fused;                  /* the two linear layers after attention: see struct vit_mlp */
 
     T *parameters; /* rounded to 16 bits */
     /* `added`: the gradients that the backward pass writes. It equals `gradients`, unless a step has several
@@ -82,6 +84,7 @@ struct vit : device_engine, vit_slot<T> { /* the current slot; `batch` points to
     /* Gradients of: the sums (deltas), the outputs of a branch (branch_deltas), (q, k, v) or the hidden
      * values (wide_deltas), the inputs of a linear layer (in_deltas), and class_norms (class_deltas). */
     T *deltas, *branch_deltas, *wide_deltas, *in_deltas, *class_deltas;
+    T *active;        /* if fused, the GELU of the hidden values */
     T *logit_rounded; /* logit_deltas in 16 bits */
     /* Copies in fp32 for layers of --fp32-layers: the gradients of the head's inputs; the outputs of the
      * patch layer or their gradients. Else NULL. */
@@ -218,8 +221,10 @@ static void arrange_saved(const struct vit<T> *vit, struct pieces *pieces, struc
     take(pieces, &saved->mixed, values);
     take(pieces, &saved->sums2, values);
     take(pieces, &saved->norms2, values);
-    take(pieces, &saved->hidden, rows * hidden_width<T>(vit));
-    take(pieces, &saved->active, rows * hidden_width<T>(vit));
+    if (!vit->fused) {
+        take(pieces, &saved->hidden, rows * hidden_width<T>(vit));
+        take(pieces, &saved->active, rows * hidden_width<T>(vit));
+    }
     take(pieces, &saved->moments1, rows);
     take(pieces, &saved->moments2, rows);
     take(pieces, &saved->logs, rows * vit->heads);
@@ -253,6 +258,8 @@ template <class T> static void arrange_deltas(struct vit<T> *vit, struct pieces 
     take(pieces, &vit->deltas, values);
     take(pieces, &vit->in_deltas, values);
     take(pieces, &vit->wide_deltas, rows * wide);
+    if (vit->fused)
+        take(pieces, &vit->active, rows * hidden);
     if (vit->path_count > 0)
         take(pieces, &vit->branch_deltas, values);
     if (vit->head) {
@@ -356,6 +363,13 @@ template <class T> static void find_layers(struct vit<T> *vit)
     vit->logit_apart = (model->classes + 7) / 8 * 8;
 }
 
+/* Returns the matrix product of a linear layer with `rows` rows of inputs. */
+static struct vit_linear linear_of(const struct layer *layer, uint32_t rows)
+{
+    const uint32_t out = (uint32_t)layer->bias_values, in = (uint32_t)(layer->weight_values / out);
+    return {rows, in, out, out};
+}
+
 /* Adds a layer of stochastic depth to `paths`. Returns the address of the layer's factors. If the layer drops
  * nothing, does not add it, and returns NULL. */
 template <class T>
@@ -407,13 +421,11 @@ template <class T> static size_t partial_values(const struct vit<T> *vit)
 {
     const struct vit_rows rows = rows_of<T>(vit, vit->capacity);
     const size_t classes = vit->train->model->classes, tokens = (size_t)rows.tokens * rows.width;
-    const size_t hidden_parts = ((size_t)rows.samples * rows.tokens + VIT_HIDDEN_ROWS - 1) / VIT_HIDDEN_ROWS;
     /* The backward passes of normalisation and of attention write three partial sums per column of a token.
      */
-    const size_t sums[] = {
-        VIT_PARTS * (size_t)3 * rows.width,  VIT_PARTS * (size_t)hidden_width<T>(vit),
-        hidden_parts * hidden_width<T>(vit), VIT_SAMPLE_PARTS * tokens,
-        VIT_SAMPLE_PARTS * classes,          (size_t)vit_attention_parts(&rows, vit->heads) * 3 * rows.width};
+    const size_t sums[] = {VIT_PARTS * (size_t)3 * rows.width, VIT_PARTS * (size_t)hidden_width<T>(vit),
+                           VIT_SAMPLE_PARTS * tokens, VIT_SAMPLE_PARTS * classes,
+                           (size_t)vit_attention_parts(&rows, vit->heads) * 3 * rows.width};
     size_t most = 0;
     for (size_t each : sums)
         most = each > most ? each : most;
@@ -450,6 +462,8 @@ template <class T> static enum status vit_open_all(struct vit<T> *vit)
     TRY(vit_multiplier_open(&vit->allocations, &vit->multiplier));
     vit->allocations.part = MEMORY_ACTIVATIONS;
     TRY(open_slots<T>(vit));
+    const struct vit_linear fc1 = linear_of(vit->blocks[0].fc1, 0);
+    TRY(vit_mlp_fits(&fc1, &vit->fused));
     TRY(open_activations<T>(vit));
     vit->allocations.part = MEMORY_PARAMETERS;
     TRY(allocate_zeros(&vit->allocations, &vit->state.parameters, train->model->arena_values, vit->stream));
@@ -461,13 +475,6 @@ template <class T> static enum status vit_open_all(struct vit<T> *vit)
 }
 
 /* ---- Forward pass ---- */
-
-/* Returns the matrix product of a linear layer with `rows` rows of inputs. */
-static struct vit_linear linear_of(const struct layer *layer, uint32_t rows)
-{
-    const uint32_t out = (uint32_t)layer->bias_values, in = (uint32_t)(layer->weight_values / out);
-    return {rows, in, out, out};
-}
 
 template <class T>
 static enum status linear_forward(struct vit<T> *vit, const struct layer *layer, uint32_t rows,
@@ -531,9 +538,25 @@ static vit_attention<T> attention_of(const struct vit<T> *vit, const struct vit_
     return {rows_of<T>(vit, count), vit->heads, block->saved.qkv, block->saved.mixed, block->saved.logs};
 }
 
-/* Computes block `i` up to the end of its second branch, from its normalised input. */
 template <class T>
-static enum status block_forward(struct vit<T> *vit, uint32_t i, uint32_t count, bool training)
+static vit_mlp<T> mlp_of(const struct vit<T> *vit, const struct vit_block<T> *block, uint32_t rows)
+{
+    return {.first = linear_of(block->fc1, rows),
+            .second = linear_of(block->fc2, rows),
+            .fused = vit->fused,
+            .inputs = block->saved.norms2,
+            .first_weights = vit->parameters + block->fc1->weight,
+            .first_bias = vit->parameters + block->fc1->bias,
+            .second_weights = vit->parameters + block->fc2->weight,
+            .second_bias = vit->parameters + block->fc2->bias,
+            .hidden = block->saved.hidden,
+            .active = vit->fused ? vit->active : block->saved.active};
+}
+
+/* Computes block `i` up to the normalised input of its second branch, from the normalised input of its first
+ * branch. */
+template <class T>
+static enum status first_forward(struct vit<T> *vit, uint32_t i, uint32_t count, bool training)
 {
     const struct vit_block<T> *block = &vit->blocks[i];
     const struct vit_saved<T> *saved = &block->saved;
@@ -543,11 +566,19 @@ static enum status block_forward(struct vit<T> *vit, uint32_t i, uint32_t count,
     const struct vit_attention<T> attention = attention_of<T>(vit, block, count);
     TRY(vit_attention_forward<T>(&attention, vit->stream));
     TRY(linear_forward<T>(vit, block->proj, rows, saved->mixed, vit->branch));
-    TRY(vit_add_norm<T>(&norm2, block->sums1, vit->branch, vit->stream));
-    const struct vit_linear fc1 = linear_of(block->fc1, rows);
-    TRY(vit_hidden<T>(vit->multiplier, &fc1, saved->norms2, vit->parameters + block->fc1->weight,
-                      vit->parameters + block->fc1->bias, saved->hidden, saved->active, vit->stream));
-    return linear_forward<T>(vit, block->fc2, rows, saved->active, vit->branch);
+    return vit_add_norm<T>(&norm2, block->sums1, vit->branch, vit->stream);
+}
+
+/* Computes block `i` and the normalisation after it, from its normalised input. */
+template <class T>
+static enum status block_forward(struct vit<T> *vit, uint32_t i, uint32_t count, bool training)
+{
+    const struct vit_mlp<T> mlp = mlp_of<T>(vit, &vit->blocks[i], count * vit->tokens.channels);
+    const struct vit_norm<T> next = i + 1 < vit->block_count ? norm1_of<T>(vit, i + 1, count, training)
+                                                             : last_norm_of<T>(vit, count, training);
+    TRY(first_forward<T>(vit, i, count, training));
+    return vit_mlp_forward<T>(vit->multiplier, &mlp, &next, vit->blocks[i].saved.sums2, vit->branch,
+                              vit->stream);
 }
 
 template <class T> static vit_head<T> head_of(const struct vit<T> *vit, uint32_t count)
@@ -593,12 +624,8 @@ template <class T> static enum status tokens_forward(struct vit<T> *vit, uint32_
 template <class T> static enum status vit_forward(struct vit<T> *vit, uint32_t count, bool training)
 {
     TRY(tokens_forward<T>(vit, count, training));
-    for (uint32_t i = 0; i < vit->block_count; i++) {
-        const struct vit_norm<T> next = i + 1 < vit->block_count ? norm1_of<T>(vit, i + 1, count, training)
-                                                                 : last_norm_of<T>(vit, count, training);
+    for (uint32_t i = 0; i < vit->block_count; i++)
         TRY(block_forward<T>(vit, i, count, training));
-        TRY(vit_add_norm<T>(&next, vit->blocks[i].saved.sums2, vit->branch, vit->stream));
-    }
     if (!vit->head)
         return STATUS_OK;
     const struct vit_head<T> head = head_of<T>(vit, count);
@@ -644,16 +671,14 @@ static enum status norm_backward(struct vit<T> *vit, const struct vit_norm<T> *n
 
 /* Backward pass of the second branch of a block: two linear layers with a GELU between them. */
 template <class T>
-static enum status hidden_backward(struct vit<T> *vit, const struct vit_block<T> *block, uint32_t rows)
+static enum status hidden_backward(struct vit<T> *vit, const struct vit_block<T> *block,
+                                   const struct vit_mlp<T> *mlp)
 {
-    const struct vit_saved<T> *saved = &block->saved;
-    const struct vit_linear fc2 = linear_of(block->fc2, rows);
     const T *deltas = branch_deltas<T>(vit, block->factors2);
-    TRY(linear_backward<T>(vit, block->fc2, rows, saved->active, deltas, nullptr));
-    TRY(vit_hidden_backward<T>(vit->multiplier, &fc2, deltas, vit->parameters + block->fc2->weight,
-                               saved->hidden, vit->wide_deltas, vit->added + block->fc1->bias, &vit->sums,
-                               vit->stream));
-    return linear_backward<T>(vit, block->fc1, rows, saved->norms2, vit->wide_deltas, vit->in_deltas);
+    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->wide_deltas, vit->in_deltas,
+                            vit->added + block->fc1->bias, &vit->sums, vit->stream));
+    TRY(linear_backward<T>(vit, block->fc2, mlp->first.rows, mlp->active, deltas, nullptr));
+    return linear_backward<T>(vit, block->fc1, mlp->first.rows, mlp->inputs, vit->wide_deltas, nullptr);
 }
 
 template <class T>
@@ -676,11 +701,13 @@ template <class T> static enum status block_backward(struct vit<T> *vit, uint32_
     const struct vit_block<T> *block = &vit->blocks[i];
     const struct vit_norm<T> norm1 = norm1_of<T>(vit, i, count, true),
                              norm2 = norm2_of<T>(vit, i, count, true);
+    const struct vit_mlp<T> mlp = mlp_of<T>(vit, block, count * norm1.rows.tokens);
     if (vit->train->checkpoint_activations && i + 1 < vit->block_count) {
         TRY(vit_add_norm<T>(&norm1, nullptr, nullptr, vit->stream));
-        TRY(block_forward<T>(vit, i, count, true));
+        TRY(first_forward<T>(vit, i, count, true));
+        TRY(vit_mlp_hidden<T>(vit->multiplier, &mlp, vit->stream));
     }
-    TRY(hidden_backward<T>(vit, block, count * norm1.rows.tokens));
+    TRY(hidden_backward<T>(vit, block, &mlp));
     TRY(norm_backward<T>(vit, &norm2, block->norm2, block->proj));
     TRY(attention_backward<T>(vit, block, count));
     TRY(norm_backward<T>(vit, &norm1, block->norm1, i > 0 ? block[-1].fc2 : nullptr));

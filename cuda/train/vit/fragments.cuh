@@ -24,38 +24,44 @@ static __device__ __forceinline__ void sum_columns(const float sums[N / 2], floa
 
 /* ---- GELU ---- */
 
-/* GELU is x P(x), where P is the cumulative distribution function of the standard normal distribution. At x,
- * `below` is P(x), and `bell` is the density times sqrt(2 pi). P is computed by formula 26.2.17 of Abramowitz
- * and Stegun, "Handbook of Mathematical Functions". Its absolute error is below 7.5e-8, far less than the
- * rounding of bf16 or fp16. */
+/* GELU is x P(x), where P is the cumulative distribution function of the standard normal distribution. For a
+ * value of size |x|, `tail` is 1 - P(|x|), and `density` is the density. P is computed by formula 26.2.17 of
+ * Abramowitz and Stegun, "Handbook of Mathematical Functions". Its absolute error is below 7.5e-8, far less
+ * than the rounding of bf16 or fp16. */
 struct normal {
-    float below, bell;
+    float tail, density;
 };
 
 static __device__ __forceinline__ struct normal normal_at(float x)
 {
-    const float size = fabsf(x);
-    float t, bell;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(size, 0.2316419f, 1.0f)));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(bell) : "f"(-0.72134752044448170368f * x * x));
+    float t, density;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(fabsf(x), 0.2316419f, 1.0f)));
+    /* exp(-x^2 / 2) / sqrt(2 pi), as a power of 2 */
+    asm("ex2.approx.ftz.f32 %0, %1;"
+        : "=f"(density)
+        : "f"(fmaf(x * x, -0.72134752044448170368f, -1.3257480647361592f)));
     float tail = fmaf(t, 1.330274429f, -1.821255978f);
     tail = fmaf(tail, t, 1.781477937f);
     tail = fmaf(tail, t, -0.356563782f);
     tail = fmaf(tail, t, 0.319381530f);
-    tail = tail * t * bell * 0.39894228040143267794f;
-    return {x > 0 ? 1 - tail : tail, bell};
+    return {tail * t * density, density};
 }
 
 static __device__ __forceinline__ float gelu(float x)
 {
-    return x * normal_at(x).below;
+    return fmaf(-fabsf(x), normal_at(x).tail, fmaxf(x, 0));
 }
 
-/* Returns the derivative of GELU: P(x) + x times the density at x. */
-static __device__ __forceinline__ float gelu_slope(float x)
+/* GELU and its derivative: P(x) + x times the density at x. */
+struct gelu_pair {
+    float value, slope;
+};
+
+static __device__ __forceinline__ struct gelu_pair gelu_both(float x)
 {
     const struct normal normal = normal_at(x);
-    return fmaf(x * 0.39894228040143267794f, normal.bell, normal.below);
+    const float below = x > 0 ? 1 - normal.tail : normal.tail;
+    return {x * below, fmaf(x, normal.density, below)};
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* Shared by the kernels for compute capability 9.0 (attention_hopper.cu, hidden_hopper.cu): thin wrappers
- * around PTX instructions, and tiles in their format. With wgmma, a warpgroup (4 adjacent warps, 128 threads)
+/* Shared by the kernels for compute capability 9.0 (*_hopper.cu of transformers and of train-graph): thin
+ * wrappers around PTX instructions, and tiles in their format. With wgmma, a warpgroup (4 adjacent warps, 128 threads)
  * multiplies matrices asynchronously. stmatrix stores fragments in shared memory.
  *
  * D += A B, where A (64, 16) and B (16, N) are bf16 or fp16, and D (64, N) is fp32. Warp w of the warpgroup
@@ -18,9 +18,11 @@
 #ifndef FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 #define FDSL_CUDA_TRAIN_VIT_HOPPER_CUH
 
+#include <cuda.h>
 #include <stdint.h>
 
 #include "common/check.cuh"
+#include "common/barrier.cuh"
 #include "train/mma.cuh"
 #include "train/vit/fragments.cuh"
 
@@ -32,11 +34,20 @@
 #define WGMMA_NEXT_TRANSPOSED 128 /* 16 rows of a tile */
 
 /* Returns the descriptor of the matrix that begins at `row`, which is the address of a multiple of 8 rows of
- * a tile. */
-static __device__ __forceinline__ uint64_t wgmma_tile(const void *row)
+ * a tile. A transposed matrix of more than 64 columns continues in the next tiles, which are `apart` bytes
+ * apart; for other matrices, `apart` has no effect. */
+static __device__ __forceinline__ uint64_t wgmma_tile(const void *row, uint32_t apart = 16)
 {
     const uint64_t address = __cvta_generic_to_shared(row), rows8 = 8 * TILE_WIDTH * sizeof(uint16_t);
-    return (address & 0x3ffff) >> 4 | 1ull << 16 | (rows8 >> 4) << 32 | 1ull << 62;
+    return (address & 0x3ffff) >> 4 | (uint64_t)(apart >> 4) << 16 | (rows8 >> 4) << 32 | 1ull << 62;
+}
+
+/* Returns the descriptor of a matrix that is not in a tile. It consists of 8 x 8 matrices whose rows of 16
+ * bytes are contiguous. `place` is the address of the first one in shared memory. Adjacent ones are `summed`
+ * apart along the summed dimension and `other` along the other one. The unit of all three is 16 bytes. */
+static __device__ __forceinline__ uint64_t wgmma_pieces(uint32_t place, uint32_t summed, uint32_t other)
+{
+    return (uint64_t)other << 32 | (place + (summed << 16));
 }
 
 /* Call this before the first product, and after registers of operands were written by other instructions. */
@@ -84,17 +95,26 @@ static __device__ __forceinline__ void wgmma_publish(void)
         else                                                                   \
             asm volatile(WGMMA(n, "f16", sums, a, b, add, flags) : out : in);  \
     } while (0)
-#define SUMS8  "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS4  "%0, %1, %2, %3"
+#define SUMS8  SUMS4 ", %4, %5, %6, %7"
 #define SUMS16 SUMS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define SUMS32 SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS36 SUMS32 ", %32, %33, %34, %35"
+#define SUMS48 SUMS32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define SUMS64                                                                                            \
     SUMS32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
            "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS96                                                                                       \
+    SUMS64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
+           "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define OUT4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUT8(i)  OUT4(i), OUT4(i + 4)
 #define OUT16(i) OUT8(i), OUT8(i + 8)
 #define OUT32(i) OUT16(i), OUT16(i + 16)
+#define OUT36(i) OUT32(i), OUT4(i + 32)
+#define OUT48(i) OUT32(i), OUT16(i + 32)
 #define OUT64(i) OUT32(i), OUT32(i + 32)
+#define OUT96    OUT64(0), OUT32(64)
 #define A_TILE   "l"(a), "l"(b), "r"((int)add), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B)
 #define A_WORDS  "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(TRANSPOSE_B)
 
@@ -104,36 +124,57 @@ static __device__ __forceinline__ void wgmma_publish(void)
 template <class T, int N, int TRANSPOSE_A, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 {
-    static_assert(N == 16 || N == 32 || N == 64 || N == 128, "no wrapper for this number of columns");
-    if constexpr (N == 16)
+    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 72 || N == 96 || N == 128 || N == 192,
+                  "no wrapper for this number of columns");
+    if constexpr (N == 8)
+        WGMMA_OF("8", SUMS4, "%4", "%5", "%6", "1, 1, %7, %8", OUT4(0), A_TILE);
+    else if constexpr (N == 16)
         WGMMA_OF("16", SUMS8, "%8", "%9", "%10", "1, 1, %11, %12", OUT8(0), A_TILE);
     else if constexpr (N == 32)
         WGMMA_OF("32", SUMS16, "%16", "%17", "%18", "1, 1, %19, %20", OUT16(0), A_TILE);
     else if constexpr (N == 64)
         WGMMA_OF("64", SUMS32, "%32", "%33", "%34", "1, 1, %35, %36", OUT32(0), A_TILE);
-    else
+    else if constexpr (N == 72)
+        WGMMA_OF("72", SUMS36, "%36", "%37", "%38", "1, 1, %39, %40", OUT36(0), A_TILE);
+    else if constexpr (N == 96)
+        WGMMA_OF("96", SUMS48, "%48", "%49", "%50", "1, 1, %51, %52", OUT48(0), A_TILE);
+    else if constexpr (N == 128)
         WGMMA_OF("128", SUMS64, "%64", "%65", "%66", "1, 1, %67, %68", OUT64(0), A_TILE);
+    else
+        WGMMA_OF("192", SUMS96, "%96", "%97", "%98", "1, 1, %99, %100", OUT96, A_TILE);
 }
 
 /* Overload with A in registers: each warp passes its fragment of 16 x 16 values. */
 template <class T, int N, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add)
 {
-    static_assert(N == 64, "no wrapper for this number of columns");
-    WGMMA_OF("64", SUMS32, "{%32, %33, %34, %35}", "%36", "%37", "1, 1, %38", OUT32(0), A_WORDS);
+    static_assert(N == 64 || N == 128 || N == 192, "no wrapper for this number of columns");
+    if constexpr (N == 64)
+        WGMMA_OF("64", SUMS32, "{%32, %33, %34, %35}", "%36", "%37", "1, 1, %38", OUT32(0), A_WORDS);
+    else if constexpr (N == 128)
+        WGMMA_OF("128", SUMS64, "{%64, %65, %66, %67}", "%68", "%69", "1, 1, %70", OUT64(0), A_WORDS);
+    else
+        WGMMA_OF("192", SUMS96, "{%96, %97, %98, %99}", "%100", "%101", "1, 1, %102", OUT96, A_WORDS);
 }
 
 #undef WGMMA
 #undef WGMMA_OF
+#undef SUMS4
 #undef SUMS8
 #undef SUMS16
 #undef SUMS32
+#undef SUMS36
+#undef SUMS48
 #undef SUMS64
+#undef SUMS96
 #undef OUT4
 #undef OUT8
 #undef OUT16
 #undef OUT32
+#undef OUT36
+#undef OUT48
 #undef OUT64
+#undef OUT96
 #undef A_TILE
 #undef A_WORDS
 
@@ -202,6 +243,89 @@ static __device__ __forceinline__ void write_rows16(tile_row *tile, uint32_t fir
             *reinterpret_cast<uint4 *>(to + row * apart + 8 * part) =
                 *reinterpret_cast<const uint4 *>(part_at(tile, row, part));
     }
+}
+
+/* Waits for all warps of the warpgroup. */
+static __device__ __forceinline__ void meet_group(void)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128)
+                 : "memory"); /* __syncthreads() uses barrier 0 */
+}
+
+/* Change the number of registers per thread; for all warps of a warpgroup. raise_registers() waits until
+ * other warpgroups of the block have given up enough registers. */
+template <int COUNT> static __device__ __forceinline__ void lower_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT> static __device__ __forceinline__ void raise_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+/* ---- Copies of tiles by the hardware for bulk copies ---- */
+
+/* Adds the bytes of map_load() calls to those that the barrier's phase waits for, and arrives. */
+static __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* Starts copying a part of a matrix, with the sizes of describe_tiles(), to a tile. Rows after the matrix's
+ * last row are zeros. */
+static __device__ __forceinline__ void map_load(tile_row *tile, const CUtensorMap *map, uint32_t column,
+                                                uint32_t row, uint64_t *barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+        "%3}], [%4];" ::"r"(shared_at(tile)),
+        "l"(map), "r"(column), "r"(row), "r"(shared_at(barrier))
+        : "memory");
+}
+
+/* Starts the opposite copy, without rows after the matrix's last row; see bulk_store_wait(). */
+static __device__ __forceinline__ void map_store(const tile_row *tile, const CUtensorMap *map,
+                                                 uint32_t column, uint32_t row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+                 "r"(column), "r"(row), "r"(shared_at(tile))
+                 : "memory");
+}
+
+/* Describes a matrix (rows, columns), of which map_load() and map_store() copy `height` rows and TILE_WIDTH
+ * columns at a time. `columns` is a multiple of 8. */
+template <class T>
+static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t columns, uint32_t height,
+                                  CUtensorMap *map)
+{
+    const cuuint64_t sizes[2] = {columns, rows}, apart[1] = {columns * sizeof(T)};
+    const cuuint32_t part[2] = {TILE_WIDTH, height}, steps[2] = {1, 1};
+    const CUtensorMapDataType type = std::is_same<T, __nv_bfloat16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    void *encode = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    CUDA_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault,
+                                              &found));
+#else
+    CUDA_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode, cudaEnableDefault, &found));
+#endif
+    const CUresult result = !encode
+                                ? CUDA_ERROR_NOT_FOUND
+                                : reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
+                                      map, type, 2, const_cast<T *>(matrix), sizes, apart, part, steps,
+                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS
+               ? STATUS_OK
+               : status_set(
+                     STATUS_FAILED,
+                     "vit: the driver cannot describe a matrix of %u x %u values (CUresult %d); update "
+                     "the driver",
+                     rows, columns, (int)result);
 }
 
 /* Sets `*is` to whether the current device has compute capability 9.0. */

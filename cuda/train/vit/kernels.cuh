@@ -11,8 +11,7 @@
 
 #include "train/network.cuh"
 
-#define VIT_PARTS        528  /* maximum number of partial sums per column, for norm.cu and columns.cu */
-#define VIT_HIDDEN_ROWS  128  /* rows per partial sum of vit_hidden_backward() */
+#define VIT_PARTS        528  /* maximum number of partial sums per column; not for attention */
 #define VIT_SAMPLE_PARTS 8    /* number of partial sums per column, for sums over samples instead of rows */
 #define VIT_WIDTH_MAX    1024 /* maximum width of a token */
 
@@ -86,17 +85,6 @@ enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vi
 template <class T>
 enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                                const T *out_deltas, const T *inputs, float *gradients, cudaStream_t stream);
-
-/* Computes hidden = inputs weights^T + bias, and active = GELU(hidden) (columns.cu). */
-template <class T>
-enum status vit_hidden(struct vit_multiplier *multiplier, const struct vit_linear *linear, const T *inputs,
-                       const T *weights, const T *bias, T *hidden, T *active, cudaStream_t stream);
-/* `linear` is the layer after GELU, and `out_deltas` has the gradients of its outputs. Computes the gradients
- * of `hidden`. vit_sums_finish() writes their sums over the rows to `bias`. */
-template <class T>
-enum status vit_hidden_backward(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                                const T *out_deltas, const T *weights, const T *hidden, T *deltas,
-                                float *bias, struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Patches, tokens and parameters (tokens.cu) ---- */
 
@@ -194,6 +182,38 @@ template <class T>
 enum status vit_add_norm_backward(const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *deltas,
                                   struct vit_sums *sums, cudaStream_t stream);
 
+/* ---- The two linear layers of a block (columns.cu) ---- */
+
+/* The two linear layers of a block, and the GELU between them. If `fused` is true, one kernel computes the
+ * forward pass, and one the backward pass except for the gradients of weights: then nothing is kept between
+ * the passes. */
+template <class T> struct vit_mlp {
+    struct vit_linear first, second;
+    bool fused;
+    const T *inputs;
+    const T *first_weights, *first_bias, *second_weights, *second_bias;
+    T *hidden; /* the outputs of the first layer; only if not fused */
+    T *active; /* their GELU; if fused, a result of the backward pass */
+};
+/* Sets `*fits` to whether a fused pass works on the current device. */
+enum status vit_mlp_fits(const struct vit_linear *first, bool *fits);
+/* Computes what the backward pass needs from the forward pass: `hidden` and `active`, if not fused. */
+template <class T>
+enum status vit_mlp_hidden(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
+                           cudaStream_t stream);
+/* Computes the outputs, adds them to the shortcut, and normalises the sums; see vit_add_norm(). `branch` has
+ * room for the outputs. */
+template <class T>
+enum status vit_mlp_forward(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
+                            const struct vit_norm<T> *norm, const T *shortcut, T *branch,
+                            cudaStream_t stream);
+/* Computes the gradients of the hidden values and of the inputs from those of the outputs. vit_sums_finish()
+ * writes the sums of the former over the rows to `bias`. */
+template <class T>
+enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
+                             const T *out_deltas, T *deltas, T *in_deltas, float *bias, struct vit_sums *sums,
+                             cudaStream_t stream);
+
 /* ---- Attention (attention.cu) ---- */
 
 /* A row of `inputs` has the queries of all heads, then the keys, then the values. For each (sample, head,
@@ -216,7 +236,7 @@ enum status vit_attention_backward(const struct vit_attention<T> *attention, con
 /* Returns the number of partial sums per column that vit_attention_backward() needs. */
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
-/* ---- Compute capability 9.0, with HAVE_HOPPER (attention_hopper.cu, hidden_hopper.cu) ---- */
+/* ---- Compute capability 9.0, with HAVE_HOPPER (attention_hopper.cu, mlp_hopper.cu) ---- */
 
 /* Sets `*fits` to whether hopper_forward() and hopper_backward() work for this attention on the current
  * device. */
@@ -228,16 +248,14 @@ template <class T>
 enum status hopper_backward(const struct vit_attention<T> *attention, const T *out_deltas, T *in_deltas,
                             float *partial, cudaStream_t stream);
 
-/* Sets `*fits` to whether hidden_hopper_forward() and hidden_hopper_backward() work on the current device,
- * for sums of `inner` products and `columns` hidden values. */
-enum status hidden_hopper_fits(uint32_t inner, uint32_t columns, bool *fits);
-/* These functions compute what vit_hidden() and vit_hidden_backward() compute. */
+/* These functions compute what vit_mlp_fits(), vit_mlp_forward() and vit_mlp_backward() compute, if fused. If
+ * `outputs` is not NULL, mlp_hopper_forward() computes only the outputs. */
+enum status mlp_hopper_fits(const struct vit_linear *first, bool *fits);
 template <class T>
-enum status hidden_hopper_forward(const struct vit_linear *linear, const T *inputs, const T *weights,
-                                  const T *bias, T *hidden, T *active, cudaStream_t stream);
+enum status mlp_hopper_forward(const struct vit_mlp<T> *mlp, const struct vit_norm<T> *norm,
+                               const T *shortcut, T *outputs, cudaStream_t stream);
 template <class T>
-enum status hidden_hopper_backward(const struct vit_linear *linear, const T *out_deltas, const T *weights,
-                                   const T *hidden, T *deltas, float *bias, struct vit_sums *sums,
-                                   cudaStream_t stream);
+enum status mlp_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_deltas, T *deltas, T *in_deltas,
+                                float *bias, struct vit_sums *sums, cudaStream_t stream);
 
 #endif

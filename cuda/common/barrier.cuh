@@ -1,6 +1,6 @@
 /* Barriers in shared memory, bulk copies, and counts in device memory that blocks publish to each other. */
-#ifndef FDSL_CUDA_OPS_BARRIER_CUH
-#define FDSL_CUDA_OPS_BARRIER_CUH
+#ifndef FDSL_CUDA_COMMON_BARRIER_CUH
+#define FDSL_CUDA_COMMON_BARRIER_CUH
 
 #include <stdint.h>
 
