@@ -173,7 +173,7 @@ C_SOURCES := $(filter-out $(LIB_SOURCES),$(wildcard src/*.c src/*/*.c)) $(filter
              mpi/launcher.c $(if $(call on,MPI),mpi/comm_mpi.c,mpi/comm_serial.c)
 S_SOURCES := $(wildcard src/*/*.S)
 CU_SOURCES := $(filter-out $(if $(call on,XXHASH),,cuda/load/% cuda/ops/%),$(if $(call on,CUDA),$(wildcard cuda/*/*.cu cuda/*/*/*.cu)))
-CU_SOURCES := $(filter-out $(if $(call on,CUFILE),,cuda/load/gds.cu) $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/% cuda/train/resnet/%) $(if $(call on,HOPPER),,cuda/train/vit/%_hopper.cu cuda/train/resnet/%_hopper.cu),$(CU_SOURCES))
+CU_SOURCES := $(filter-out $(if $(call on,CUFILE),,cuda/load/gds.cu) $(if $(call on,CUDNN),,cuda/train/cudnn.cu) $(if $(call on,CUBLAS),,cuda/train/vit/% cuda/train/resnet/%) $(if $(call on,HOPPER),,cuda/train/graph/%_hopper.cu cuda/train/vit/%_hopper.cu cuda/train/resnet/%_hopper.cu),$(CU_SOURCES))
 # Files that take longest to compile come first, which shortens parallel builds.
 LONG_SOURCES := $(addprefix cuda/,ops/fused.cu train/allreduce_peer.cu train/allreduce_peer_one_shot.cu train/conv_backward.cu train/conv.cu train/conv_weights.cu load/unpack.cu \
                   train/linear.cu common/cub.cu ops/write.cu synth/fused_formula.cu \
@@ -194,7 +194,7 @@ RDC_SOURCES := $(filter cuda/synth/bat.cu,$(CU_SOURCES))
 RDC_OBJECTS := $(RDC_SOURCES:%=$(BUILD)/%.o)
 
 $(BUILD)/cuda/ops/%.cu.o: private CXX_STANDARD := c++20
-$(BUILD)/cuda/train/vit/%_hopper.cu.o $(BUILD)/cuda/train/resnet/%_hopper.cu.o: private GENCODE := -gencode arch=compute_90a,code=sm_90a
+$(BUILD)/cuda/train/graph/%_hopper.cu.o $(BUILD)/cuda/train/vit/%_hopper.cu.o $(BUILD)/cuda/train/resnet/%_hopper.cu.o: private GENCODE := -gencode arch=compute_90a,code=sm_90a
 
 OBJECTS := $(CU_SOURCES:%=$(BUILD)/%.o) $(C_SOURCES:%=$(BUILD)/%.o) $(S_SOURCES:%=$(BUILD)/%.o) \
            $(if $(RDC_OBJECTS),$(BUILD)/device_link.o)

@@ -43,6 +43,7 @@ struct trial {
     bool exact;
     bool loaded;     /* DATA_LOAD */
     uint32_t masked; /* every `masked`-th sample is masked; 0: none */
+    bool generic;    /* with the kernels for all devices, also on compute capability 9.0 */
 };
 
 static const struct shape gray = {1, 1, 28, 28}, colour = {3, 1, 32, 32};
@@ -87,6 +88,10 @@ static const struct trial trials[] = {
     {gray, 10, 7, 117, 50, OPTIMIZER_SGD, 0.1f, moved, FAULT_NONE, false, true, 5},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_PIXELS, true, true},
     {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0, moved, FAULT_PIXELS, true, true, 3},
+    /* Kernels for all devices. */
+    {gray, 10, 7, 17, 1, OPTIMIZER_ADAMW, 0.3f, moved, FAULT_NONE, true, false, 0, true},
+    {gray, 10, 257, 300, 1, OPTIMIZER_SGD, 0.3f, still, FAULT_NONE, true, false, 0, true},
+    {gray, 10, 64, 200, 1, OPTIMIZER_SGD, 0.3f, moved, FAULT_TAP, true, false, 0, true},
 };
 
 /* ---- Data and engines ---- */
@@ -384,9 +389,10 @@ static bool judge(const struct trial *trial, const struct model *model, const st
            trial->classes, trial->batch, trial->count, trial->steps, optimizers[trial->optimizer],
            trial->exact ? ", exact" : "", trial->fault ? ", planted: " : "", fault_names[trial->fault],
            verdict->off.gradients, verdict->last, verdict->off.losses, verdict->off.updates, verdict->logits,
-           trial->masked   ? trial->loaded ? "; loaded, some masked" : "; some masked"
-           : trial->loaded ? "; loaded"
-                           : "",
+           trial->masked    ? trial->loaded ? "; loaded, some masked" : "; some masked"
+           : trial->loaded  ? "; loaded"
+           : trial->generic ? "; kernels for all devices"
+                            : "",
            verdict->same ? "" : "; bits differ between runs");
     for (uint32_t t = 0; t < model->tensor_count; t++)
         printf(" %s %.1e", model->tensors[t].name, verdict->off.tensors[t]);
@@ -458,6 +464,7 @@ int main(int argc, char **argv)
         if (brief && trial.steps > SHORT_STEPS)
             trial.steps = SHORT_STEPS;
         tried++;
+        graph_hopper = !trial.generic;
         failures += !run(&trial);
     }
     std::filesystem::remove_all(folder);

@@ -34,6 +34,11 @@ enum status resnet_output(void *state, uint32_t layer, uint32_t count, float *va
  * bits with and without overlap, because no sanitizer detects races between kernels. */
 extern bool graph_overlaps;
 
+/* Set if engine_graph may use kernels that are written for compute capability 9.0. A change applies to
+ * engines that are opened afterwards. Only a test sets this variable to false, to run the kernels for all
+ * devices. */
+extern bool graph_hopper;
+
 /* ---- Variants ---- */
 
 template <const struct engine *ENGINE,

@@ -111,7 +111,7 @@ if ((sanitize)); then
             "$bench" --variant "train-$engine" --model "$model" --data synth --res 40 --out-res 32 --classes 5 \
             --train-size 20 --test-size 9 --batch 8 --epochs 1 $augmented --repeats 2 --mixup 0.8 --cutmix 1 --accumulate 3
         [[ $engine == cuda ]] || continue
-        check "$tool: train-graph's kernels" under "$tool" "$graph_kernels" --short 2 9 22 27
+        check "$tool: train-graph's kernels" under "$tool" "$graph_kernels" --short 2 9 22 27 34
         check "$tool: train-graph: a long graph, a test, a checkpoint" under "$tool" \
             "$bench" --variant train-graph --model cnn --data digits --train-size 75 --test-size 9 --batch 2 --epochs 1 \
             --shift 2 --flip --checkpoint "$work/$tool-graph"

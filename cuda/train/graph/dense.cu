@@ -151,16 +151,20 @@ template <class NET, bool TRAINING>
 static __global__ void __launch_bounds__(HIDDEN) head_kernel(const __grid_constant__ struct graph_plan plan)
 {
     __shared__ float hidden[HIDDEN], logits[GRAPH_CLASSES], deltas[GRAPH_CLASSES];
+    __shared__ float weight[GRAPH_CLASSES * HIDDEN], bias[GRAPH_CLASSES]; /* of fc2 */
     uint32_t row = blockIdx.x;
     int lane = threadIdx.x % 32;
-    const float *weight = plan.state.parameters + plan.tensors[FC2_W];
-    const float *bias = plan.state.parameters + plan.tensors[FC2_B];
     if (row >=
         plan.step->count) { /* past the end of a short batch: zeros add nothing to the weight gradients */
         if (TRAINING)
             plan.hidden_delta[(size_t)row * HIDDEN + threadIdx.x] = __float2bfloat16(0);
         return;
     }
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < plan.classes * HIDDEN; i += HIDDEN)
+        weight[i] = plan.state.parameters[plan.tensors[FC2_W] + i];
+    if (threadIdx.x < plan.classes)
+        bias[threadIdx.x] = plan.state.parameters[plan.tensors[FC2_B] + threadIdx.x];
     float kept = 1;
     uint32_t label = 0;
     if (TRAINING) {

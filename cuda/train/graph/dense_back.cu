@@ -13,9 +13,6 @@
 
 #define DELTA_PITCH (HIDDEN * 2 + 16) /* bytes; eight consecutive rows are in different banks */
 
-/* The factor by which the first dropout multiplies kept values. */
-#define KEPT_SCALE (256.0f / (256 - DROPOUT1_THRESHOLD))
-
 /* Shared memory offsets in bytes. */
 template <class NET> struct layout {
     static constexpr int columns = NET::slice; /* inputs per block: an odd multiple of eight */
@@ -156,7 +153,7 @@ static __device__ __forceinline__ void step_weights(const struct graph_plan &pla
 {
     typedef layout<NET> at;
     constexpr int fours = at::columns / 4, all = HIDDEN * fours, share = (all + THREADS - 1) / THREADS;
-    const struct update update = plan.step->update;
+    const struct update update = *plan.step->update;
     bool moments = optimizer_moments(update.kind) > 1;
     size_t begin = plan.tensors[FC1_W] + column;
     float4 parameter[share], m[share], v[share];
@@ -274,5 +271,9 @@ template <class NET> static enum status launch(const struct graph_plan *plan, cu
 
 enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStream_t stream)
 {
+#ifdef HAVE_HOPPER
+    if (plan->hopper)
+        return graph_dense_back_hopper(plan, stream);
+#endif
     return colour ? launch<graph_colour>(plan, stream) : launch<graph_gray>(plan, stream);
 }

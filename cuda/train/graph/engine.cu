@@ -29,7 +29,7 @@
 #define GRAPH_WAITS  64 /* maximum number of timed launches between two calls of totals() */
 static_assert(GRAPH_RING % GRAPH_LOADED == 0, "whole launches");
 
-bool graph_overlaps = true;
+bool graph_overlaps = true, graph_hopper = true;
 
 struct graph_state : device_engine {
     bool colour;
@@ -38,7 +38,7 @@ struct graph_state : device_engine {
     cudaEvent_t applied;
     struct graph_plan plan;
     /* `one` runs 1 step and stores all gradients. `many` runs `many_steps` steps, and stores the gradient of
-     * fc1's weights only with several ranks. */
+     * fc1's weights only with several ranks or with plan.hopper. */
     cudaGraphExec_t one, many;
     uint32_t many_steps;
     cudaGraphExec_t inference;
@@ -158,6 +158,9 @@ static enum status check_device(const struct train *train, struct graph_state *g
     graph->plan.overlap =
         graph_overlaps &&
         architecture >= 90; /* device code for older architectures cannot wait for the previous kernel */
+#ifdef HAVE_HOPPER
+    graph->plan.hopper = graph_hopper && major == 9 && minor == 0 && !graph->colour;
+#endif
     if (major < 8 || shared < graph_shared_bytes(graph->colour))
         return status_set(STATUS_UNAVAILABLE,
                           "graph: needs tensor cores for bf16 (sm_80 or later) and %d KB of shared memory "
@@ -257,6 +260,11 @@ static enum status open_backward(struct graph_state *graph)
     graph->allocations.part = MEMORY_ACTIVATIONS;
     TRY(zeros(graph, &plan->order, plan->samples));
     TRY(zeros(graph, &plan->position, 1));
+    TRY(zeros(graph, &plan->updates, plan->steps));
+    if (plan->hopper) {
+        TRY(zeros(graph, &plan->conv1, plan->rows * graph_gray::pixels1 * 4));
+        TRY(zeros(graph, &plan->images, plan->rows * graph_gray::values / 8));
+    }
     TRY(zeros(graph, &plan->argmax, plan->rows * features));
     TRY(zeros(graph, &plan->hidden, (size_t)plan->rows * HIDDEN));
     TRY(zeros(graph, &plan->hidden_delta, (size_t)plan->rows * HIDDEN));
@@ -528,7 +536,7 @@ static enum status graph_steps(void *state, uint32_t epoch, uint32_t first, uint
     CUDA_TRY(cudaSetDevice(graph->device));
     if (!graph->ordered || graph->epoch != epoch) {
         const struct draw_order order = train_order(graph->train, epoch);
-        TRY(graph_order(&graph->plan, &order, graph->stream));
+        TRY(graph_order(&graph->plan, &order, epoch, graph->stream));
         graph->ordered = true;
         graph->epoch = epoch;
     }

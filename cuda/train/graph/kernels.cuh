@@ -13,6 +13,7 @@
 
 #include "common/check.cuh"
 #include "common/shared.cuh"
+#include "common/stream.cuh"
 #include "core/portable.h"
 #include "core/status.h"
 #include "train/engine.h"
@@ -35,6 +36,8 @@
 #define DROPOUT2_NUMBER    8
 #define DROPOUT1_THRESHOLD 64
 #define DROPOUT2_THRESHOLD 128
+/* The factor by which the first dropout multiplies kept values. */
+#define KEPT_SCALE (256.0f / (256 - DROPOUT1_THRESHOLD))
 
 enum graph_tensor { CONV1_W, CONV1_B, CONV2_W, CONV2_B, FC1_W, FC1_B, FC2_W, FC2_B, GRAPH_TENSORS };
 
@@ -101,7 +104,7 @@ struct graph_step {
     uint32_t total;  /* training only: samples of the step on all ranks; gradients are of their mean loss */
     uint32_t part;   /* inference only: number of the set; its samples are used in stored order */
     uint64_t number; /* step number, counted over all epochs */
-    struct update update;
+    const struct update *update;
 };
 
 /* The samples of a rank in a step: `count` of the step's `total` samples, from index `first` of the step. */
@@ -131,23 +134,28 @@ struct graph_plan {
     const uint32_t *labels; /* labels of the training set */
     uint32_t *order;        /* sample numbers in the order of the epoch */
     struct graph_position *position;
+    struct update *updates; /* of each step of the epoch */
     struct graph_step *step;
     struct train_state state;
     float *gradients;      /* `arena_values` values, in the order of gradient_place() */
     uint32_t arena_values; /* size of an arena */
     uint32_t tensors[GRAPH_TENSORS];
-    bool keep_gradients; /* store the gradient of fc1's weights even without `apart`; all other gradients are
-                            always stored */
+    bool keep_gradients; /* store the gradient of fc1's weights even without `apart` and `hopper`; all other
+                            gradients are always stored */
     bool apart;   /* several ranks: the kernels only store gradients, and graph_apply() updates parameters */
+    bool hopper;  /* compute capability 9.0, and samples of 1x28x28: the kernels of *_hopper.cu run */
     bool overlap; /* a kernel may start before the previous one ends: see launch_overlapped() */
     /* Parameters as GEMM operands. */
     __nv_bfloat16 *conv2_weight; /* CONV2_BYTES; rows of CONV2_PITCH bytes */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
     /* Activations and their gradients. Each has `rows` samples; the shape of a sample is in parentheses. */
     __nv_bfloat16 *pooled; /* (features): after ReLU and dropout, before dropout's factor 4/3 */
-    uint8_t *argmax;   /* (features): bit i is set if pixel i of the window was the maximum; 0: no gradient */
-    float *split_sums; /* [splits][rows](128): partial sums of fc1 */
-    float *hidden;     /* (128): after ReLU and dropout, with dropout's factor */
+    uint8_t *argmax; /* (features): bit i is set if pixel i of the window was the maximum; 0: no gradient */
+    /* Only with `hopper`: conv1's output, in the order of kept_piece() of hopper.cuh, and the samples as
+     * bf16, each in 16-byte pieces. */
+    uint4 *conv1, *images;
+    float *split_sums;           /* [splits][rows](128): partial sums of fc1 */
+    float *hidden;               /* (128): after ReLU and dropout, with dropout's factor */
     __nv_bfloat16 *hidden_delta; /* (128) */
     float *logit_delta;          /* (classes) */
     float *logits;               /* (classes), inference only */
@@ -164,6 +172,10 @@ enum status graph_forward(const struct graph_plan *plan, bool colour, bool train
 enum status graph_dense(const struct graph_plan *plan, bool colour, bool training, cudaStream_t stream);
 enum status graph_dense_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 enum status graph_conv_back(const struct graph_plan *plan, bool colour, cudaStream_t stream);
+/* With plan->hopper, graph_forward(), graph_dense_back() and graph_conv_back() call these. */
+enum status graph_forward_hopper(const struct graph_plan *plan, bool training, cudaStream_t stream);
+enum status graph_dense_back_hopper(const struct graph_plan *plan, cudaStream_t stream);
+enum status graph_conv_back_hopper(const struct graph_plan *plan, cudaStream_t stream);
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 /* Only with plan->apart: updates the parameters whose exchanged gradients have the indices first to end - 1
  * of gradient_place(). `first` and `end` are multiples of four. */
@@ -172,32 +184,17 @@ enum status graph_apply(const struct graph_plan *plan, uint32_t first, uint32_t 
 /* Returns the shared memory per block, in bytes, of the kernel that needs the most. */
 int graph_shared_bytes(bool colour);
 
-/* These functions enqueue work between steps. graph_order() writes the order of an epoch. graph_go_to() sets
- * the position. graph_refresh() updates the bf16 copies of the parameters after the parameters were set. */
-enum status graph_order(const struct graph_plan *plan, const struct draw_order *order, cudaStream_t stream);
+/* These functions enqueue work between steps. graph_order() writes the order of an epoch, and the optimizer's
+ * constants of its steps. graph_go_to() sets the position. graph_refresh() updates the bf16 copies of the
+ * parameters after the parameters were set. */
+enum status graph_order(const struct graph_plan *plan, const struct draw_order *order, uint32_t epoch,
+                        cudaStream_t stream);
 enum status graph_go_to(const struct graph_plan *plan, const struct graph_position *position,
                         cudaStream_t stream);
 enum status graph_refresh(const struct graph_plan *plan, bool colour, cudaStream_t stream);
 
-/* ---- Overlapping launches (programmatic dependent launch, sm_90; older devices serialise kernels) ----
- *
- * Code before wait_for_previous() may run concurrently with the previous kernel. It must not read what that
- * kernel writes, or overwrite what that kernel reads. It may read what earlier kernels wrote. Every kernel
- * calls allow_next() directly after wait_for_previous(). */
-
-static __device__ __forceinline__ void wait_for_previous(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-static __device__ __forceinline__ void allow_next(void)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
+/* ---- Overlapping launches: see common/stream.cuh. Every kernel calls allow_next() directly after
+ * wait_for_previous(). ---- */
 
 /* Launches a kernel of a step with `bytes` bytes of dynamic shared memory. If plan->overlap is set, the
  * kernel may overlap the previous one. */
@@ -264,24 +261,44 @@ static __device__ __forceinline__ float *gradient_of(const struct graph_plan &pl
     return plan.gradients + gradient_place(plan.arena_values, plan.tensors[FC1_B], at);
 }
 
-/* Stores the gradient of parameter `at` of the arena. Then updates the parameter and returns its new value.
- * With plan.apart, does not update the parameter and returns 0, because the ranks exchange gradients first.
- */
-static __device__ __forceinline__ float
-step_parameter(const struct graph_plan &plan, const struct update &update, uint32_t at, float gradient)
+/* A parameter and its moments. */
+struct parameter {
+    float value, m, v;
+};
+
+static __device__ __forceinline__ struct parameter load_parameter(const struct graph_plan &plan,
+                                                                  const struct update &update, uint32_t at)
+{
+    return {plan.state.parameters[at], plan.state.m[at],
+            optimizer_moments(update.kind) > 1 ? plan.state.v[at] : 0};
+}
+
+/* Stores the gradient of parameter `at` of the arena, whose present values are `old`. Then updates the
+ * parameter and returns its new value. With plan.apart, does not update the parameter, because the ranks
+ * exchange gradients first. */
+static __device__ __forceinline__ float step_parameter(const struct graph_plan &plan,
+                                                       const struct update &update, uint32_t at,
+                                                       float gradient, struct parameter old)
 {
     *gradient_of(plan, at) = gradient;
     if (plan.apart)
         return 0;
-    float parameter = plan.state.parameters[at], m = plan.state.m[at], v = 0;
+    optimizer_step(&update, gradient, &old.value, &old.m, &old.v);
+    plan.state.parameters[at] = old.value;
+    plan.state.m[at] = old.m;
     if (optimizer_moments(update.kind) > 1)
-        v = plan.state.v[at];
-    optimizer_step(&update, gradient, &parameter, &m, &v);
-    plan.state.parameters[at] = parameter;
-    plan.state.m[at] = m;
-    if (optimizer_moments(update.kind) > 1)
-        plan.state.v[at] = v;
-    return parameter;
+        plan.state.v[at] = old.v;
+    return old.value;
+}
+
+/* Loads the parameter, too. */
+static __device__ __forceinline__ float
+step_parameter(const struct graph_plan &plan, const struct update &update, uint32_t at, float gradient)
+{
+    struct parameter old = {};
+    if (!plan.apart)
+        old = load_parameter(plan, update, at);
+    return step_parameter(plan, update, at, gradient, old);
 }
 
 /* Returns the address of a training sample. It has row `row` in its step, which has number `step` over all
@@ -325,14 +342,15 @@ template <class NET> static __device__ __forceinline__ int window_first(int p)
     return p / NET::columns1 * NET::width + p % NET::columns1;
 }
 
-/* Computes conv1 with bias and ReLU. Reads the image in shared memory, and writes swizzled pieces
- * (conv1_piece()) to shared memory. WARPS warps take part; `warp` is the number of this warp. The GEMM
- * multiplies raw bytes by weights that include the scale of the normalisation. `bias`, in shared memory,
- * includes the offset of the normalisation. The backward kernel calls this function too, and gets the same
- * bits. */
-template <class NET, int WARPS>
+/* Computes conv1 with bias and ReLU. Reads the image in shared memory, and writes 16-byte pieces to shared
+ * memory; place(pixel, piece) is their byte offset in `out`. WARPS warps take part; `warp` is the number of
+ * this warp. The GEMM multiplies raw bytes by weights that include the scale of the normalisation. `bias`, in
+ * shared memory, includes the offset of the normalisation. The backward kernel calls this function too, and
+ * gets the same bits. */
+template <class NET, int WARPS, class PLACE>
 static __device__ __forceinline__ void conv1_forward(const struct graph_plan &plan, const uint16_t *image,
-                                                     const float *bias, int warp, uint8_t *out)
+                                                     const float *bias, int warp, const PLACE &place,
+                                                     uint8_t *out)
 {
     constexpr int steps = NET::depth1 / 16, tiles = (NET::pixels1 + 15) / 16;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -391,7 +409,7 @@ static __device__ __forceinline__ void conv1_forward(const struct graph_plan &pl
 #pragma unroll
             for (int n = 0; n < 4; n++)
                 if (p[h] < NET::pixels1)
-                    *reinterpret_cast<uint32_t *>(out + conv1_piece(p[h], n) + 4 * t) =
+                    *reinterpret_cast<uint32_t *>(out + place(p[h], n) + 4 * t) =
                         pack<bf16>(larger(c[n][2 * h], 0), larger(c[n][2 * h + 1], 0));
     }
 }

@@ -26,26 +26,34 @@ template <class NET>
 static __global__ void __launch_bounds__(THREADS)
     update_kernel(const __grid_constant__ struct graph_plan plan)
 {
-    const struct update update = plan.step->update;
-    uint32_t value = blockIdx.x * VALUES + threadIdx.x % VALUES;
-    float part = 0;
-    wait_for_previous();
-    allow_next();
-#pragma unroll 32
-    for (uint32_t p = threadIdx.x / VALUES; p < plan.parts; p += GROUPS)
-        part += plan.conv_sums[(size_t)p * NET::conv_parameters + value];
-    float gradient = add_groups(part);
-    if (threadIdx.x >= VALUES)
-        return;
+    constexpr uint32_t share = GRAPH_PARTS_MAX / GROUPS;
+    const struct update update = *plan.step->update;
+    uint32_t value = blockIdx.x * VALUES + threadIdx.x % VALUES, first = threadIdx.x / VALUES;
     uint32_t begin = plan.tensors[CONV2_W], own = value - begin;
-    if (value < begin || own >= CONV2_CHANNELS * CONV2_DEPTH) {
-        step_parameter(plan, update, value, gradient);
-        return;
-    }
+    bool conv2 = value >= begin && own < CONV2_CHANNELS * CONV2_DEPTH;
     /* conv2's sums are stored as (64, 9 taps, 32), the arena as (64, 32, 9 taps). */
     uint32_t o = own / CONV2_DEPTH, tap = own % CONV2_DEPTH / CONV1_CHANNELS, c = own % CONV1_CHANNELS;
-    float weight = step_parameter(plan, update, begin + o * CONV2_DEPTH + c * CONV_TAPS + tap, gradient);
-    if (!plan.apart)
+    uint32_t place = conv2 ? begin + o * CONV2_DEPTH + c * CONV_TAPS + tap : value;
+    struct parameter parameter = {};
+    if (first == 0 && !plan.apart)
+        parameter = load_parameter(plan, update, place);
+    const float *sums = plan.conv_sums + value;
+    float parts[share], part = 0;
+    wait_for_previous();
+    allow_next();
+#pragma unroll
+    for (uint32_t p = 0; p < share; p++) { /* all loads start before the first sum */
+        uint32_t at = GROUPS * p + first;
+        parts[p] = at < plan.parts ? sums[(size_t)at * NET::conv_parameters] : 0;
+    }
+#pragma unroll
+    for (uint32_t p = 0; p < share; p++)
+        part += parts[p];
+    float gradient = add_groups(part);
+    if (first > 0)
+        return;
+    float weight = step_parameter(plan, update, place, gradient, parameter);
+    if (conv2 && !plan.apart)
         plan.conv2_weight[o * (CONV2_PITCH / 2) + own % CONV2_DEPTH] = __float2bfloat16(weight);
 }
 
@@ -75,7 +83,7 @@ static __device__ __forceinline__ void copy_parameter(const struct graph_plan &p
 static __global__ void __launch_bounds__(THREADS)
     apply_kernel(const __grid_constant__ struct graph_plan plan, uint32_t first, uint32_t end)
 {
-    const struct update update = plan.step->update;
+    const struct update update = *plan.step->update;
     uint32_t place = first + 4 * (blockIdx.x * THREADS + threadIdx.x);
     uint32_t behind = plan.arena_values - plan.tensors[FC1_B];
     uint32_t at = place < behind ? place + plan.tensors[FC1_B] : place - behind;
@@ -115,10 +123,22 @@ static __global__ void order_kernel(const struct draw_order order, uint32_t *num
         numbers[i] = draw_order_at(&order, i);
 }
 
-enum status graph_order(const struct graph_plan *plan, const struct draw_order *order, cudaStream_t stream)
+/* One thread takes tens of microseconds for an update, which would delay a step. */
+static __global__ void updates_kernel(const __grid_constant__ struct graph_plan plan, uint64_t first)
+{
+    uint32_t step = blockIdx.x * THREADS + threadIdx.x;
+    if (step < plan.steps)
+        plan.updates[step] = optimizer_at(&plan.optimizer, &plan.schedule, first + step);
+}
+
+enum status graph_order(const struct graph_plan *plan, const struct draw_order *order, uint32_t epoch,
+                        cudaStream_t stream)
 {
     order_kernel<<<(plan->samples + THREADS - 1) / THREADS, THREADS, 0, stream>>>(*order, plan->order);
-    return CUDA_LAUNCHED("order_kernel");
+    TRY(CUDA_LAUNCHED("order_kernel"));
+    updates_kernel<<<(plan->steps + THREADS - 1) / THREADS, THREADS, 0, stream>>>(*plan, (uint64_t)epoch *
+                                                                                             plan->steps);
+    return CUDA_LAUNCHED("updates_kernel");
 }
 
 static __global__ void go_to_kernel(const struct graph_position position, struct graph_position *to)
