@@ -10,7 +10,7 @@ TestSuite(config, .init = shell_set_up, .fini = shell_tear_down, .timeout = 60);
 Test(config, a_file_gives_options_and_the_command_line_overrides_them)
 {
     put_text("c.ini",
-             "; a comment\nvariant = naive\n[images]\nres=32\nvertices = 50 ; of the class\nbest-gpu = "
+             "; a comment\nvariant = naive\n[images]\n  res=32\n\tvertices = 50 ; of the class\nbest-gpu = "
              "no\nverify = yes\n"
              "min-samples=3\n");
     EXPECT(0, RUN "--config c.ini --batch 2 >row");

@@ -267,6 +267,11 @@ Test(ops_files, options_of_generated_rows_are_refused, .init = make_set, .fini =
         cr_expect(strstr(status_text(), "describes generated rows"), "%s", status_text());
         close_job(&job);
     }
+    char seeded[512];
+    snprintf(seeded, sizeof seeded, "--data %s --steps mask --seed 3", folder);
+    cr_expect_eq(open_rank(&job, 0, 1, seeded), STATUS_USAGE);
+    cr_expect_str_eq(status_text(), "--seed is for generated rows and the step permute; drop it");
+    close_job(&job);
     cr_expect_eq(open_rank(&job, 0, 1, "--tensor x"), STATUS_USAGE);
     close_job(&job);
     cr_expect_eq(open_rank(&job, 0, 1, "--data /nonexistent"), STATUS_USAGE);

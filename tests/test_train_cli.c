@@ -351,7 +351,7 @@ Test(train_cli, rejects_checkpoints_of_other_trainings)
 Test(train_cli, the_largest_batch_is_the_whole_set)
 {
     EXPECT(0, "$P " LARGEST "--train-size 200 --checkpoint k --format csv");
-    cr_expect_not_null(strstr(out, "--batch max: 200 fits; the data set is too small for more (1 tried)"),
+    cr_expect_not_null(strstr(out, "largest batch: 200 fits; the data set is too small for more (1 tried)"),
                        "%s", out);
     cr_expect(number(out, 1, "batch") == 200 && number(out, 1, "batch_probes") == 1);
     /* The search must not change the result: --batch 200 must give the same parameters. */

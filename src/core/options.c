@@ -396,10 +396,12 @@ static const struct foreign {
     {"color-jitter-prob", "color-jitter-p", NULL},
     {"clip-mode", "clip-adaptive", NULL},
     {"cooldown-epochs", "lr-cooldown", NULL},
+    {"crop-pct", NULL, NULL},
     {"data-dir", "data", NULL},
     {"decay-epochs", "lr-step", NULL},
     {"decay-milestones", "lr-milestones", NULL},
     {"decay-rate", "lr-gamma", NULL},
+    {"dist-bn", NULL, NULL},
     {"gaussian-blur-prob", "blur", NULL},
     {"grad-accum", "accumulate", NULL},
     {"grad-accum-steps", "accumulate", NULL},
@@ -407,27 +409,34 @@ static const struct foreign {
     {"grayscale-prob", "grayscale", NULL},
     {"hflip", "flip", NULL},
     {"img-size", "out-res", NULL},
+    {"in-chans", "channels", NULL},
     {"initial-checkpoint", "init", NULL},
+    {"input-size", "out-res", NULL},
     {"log-interval", "log-steps", NULL},
     {"lr-cycle-limit", "lr-cycles", NULL},
     {"lr-noise-pct", "lr-noise-limit", NULL},
     {"lr-noise-std", NULL, NULL},
     {"min-lr", "lr-min", NULL},
+    {"mixup-off-epoch", NULL, NULL},
     {"model-ema", "ema", NULL},
     {"model-ema-decay", "ema", NULL},
     {"model-ema-warmup", "ema-warmup", NULL},
+    {"no-aug", NULL, NULL},
     {"num-classes", "classes", NULL},
     {"opt-betas", "beta1", "B --beta2 B"},
     {"opt-eps", "epsilon", NULL},
     {"output", "checkpoint", NULL},
     {"pretrained", "init", "FILE"},
     {"recovery-interval", "checkpoint-steps", NULL},
+    {"recount", NULL, NULL},
     {"remode", NULL, NULL},
     {"reprob", "erasing", NULL},
     {"sched", "lr-schedule", NULL},
     {"smoothing", "label-smoothing", NULL},
+    {"sync-bn", "sync-batch-norm", NULL},
     {"train-interpolation", "interpolation", NULL},
     {"val", "data", "DIR, with the folders DIR/train and DIR/val"},
+    {"vflip", NULL, NULL},
     {"warmup-epochs", "lr-warmup", NULL},
     {"wd", "weight-decay", NULL},
     {"workers", "threads", NULL},
@@ -906,8 +915,8 @@ struct reading {
     enum status status;
 };
 
-/* Returns the next line for inih, like fgets(). A line that is too long or has a NUL byte ends the reading
- * with an error. */
+/* Returns the next line for inih, like fgets(), without its indentation: inih would append an indented line
+ * to the value above. A line that is too long or has a NUL byte ends the reading with an error. */
 static char *next_line(char *line, int size, void *context)
 {
     struct reading *reading = context;
@@ -928,9 +937,10 @@ static char *next_line(char *line, int size, void *context)
                           reading->config->path, reading->line);
         return NULL;
     }
+    size_t indent = strspn(reading->rest, " \t");
     length += reading->rest[length] == '\n';
-    memcpy(line, reading->rest, length);
-    line[length] = '\0';
+    memcpy(line, reading->rest + indent, length - indent);
+    line[length - indent] = '\0';
     reading->rest += length;
     return line;
 }
@@ -1166,6 +1176,29 @@ enum status options_help_topic(FILE *stream, const struct option_group *groups, 
     return status_set(STATUS_USAGE, "--help: no topic or option is named '%.80s'%s%s%s", topic,
                       nearest ? "; did you mean '" : "; --help and --workload NAME --help list the topics",
                       nearest ? nearest : "", nearest ? "'?" : "");
+}
+
+bool options_help_search(FILE *stream, const struct option_group *group, const char *const *defaults,
+                         const char *title, const char *word, bool brief)
+{
+    char names[1024] = "";
+    for (size_t i = 0; i < group->count && *word; i++) {
+        const struct option_spec *spec = &group->specs[i];
+        char text[1024] = "";
+        options_describe(spec, text, sizeof text);
+        if (!strcasestr(spec->name, word) && !strcasestr(text, word))
+            continue;
+        if (!brief && !*names)
+            fprintf(stream, "options of %s with '%s':\n", title, word);
+        if (!brief)
+            print_option(stream, spec, defaults);
+        text_append(names, sizeof names, " --%s", spec->name);
+    }
+    if (brief && *names) {
+        fprintf(stream, "  %-*s", HELP_COLUMN - 2, title);
+        text_print_wrapped(stream, names, HELP_COLUMN, BRIEF_WIDTH);
+    }
+    return *names;
 }
 
 bool options_is_default(const struct options *options, const struct option_spec *spec, const void *values)

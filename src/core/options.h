@@ -206,6 +206,11 @@ void options_help_sections(FILE *stream, const struct option_group *groups, size
 enum status options_help_topic(FILE *stream, const struct option_group *groups, size_t count,
                                const char *const *defaults, const char *topic);
 
+/* Prints the options of a table whose name or description contains a word in any case: with a heading, or
+ * with `brief` only their names in a line that begins with the title. Returns whether there are any. */
+bool options_help_search(FILE *stream, const struct option_group *group, const char *const *defaults,
+                         const char *title, const char *word, bool brief);
+
 /* Returns whether the value of an option is its default, which options->defaults may replace. `values` is the
  * struct of the option's table. */
 bool options_is_default(const struct options *options, const struct option_spec *spec, const void *values);

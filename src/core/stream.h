@@ -75,7 +75,7 @@ struct stream_stats {
     double read_s, decode_s;           /* sums over all threads */
     double generate_s;                 /* time of generating samples */
     double ready;                      /* mean number of finished batches at the calls of stream_next() */
-    uint64_t jpeg_warnings;            /* images that libjpeg decoded with warnings */
+    uint64_t jpeg_warnings;            /* accepted warnings of libjpeg */
     uint64_t memory_bytes;             /* allocated for batches and by threads */
     uint64_t shard_bytes;              /* size of the shards at a URL that are held in memory now */
     uint64_t resident;                 /* samples whose files stay in memory after they were read */

@@ -466,7 +466,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     if (IS("color-jitter", "grayscale", "blur", "axes", "lanes", "prefetch"))
         return streams;
     if (IS("device-share"))
-        return parameters->out_res && device && streams;
+        return (!variant || parameters->out_res) && device && streams;
     if (IS("resident-device-bytes"))
         return device && streams;
     if (IS("shift"))

@@ -27,7 +27,7 @@ const struct column load_columns[] = {
      .about = "broken samples that --on-error skip left out of an epoch, or --on-error mask delivered "
               "without values; empty if the number is unknown"},
     {"jpeg_warnings", VALUE_INTEGER, COMBINE_SUM, "",
-     .about = "images that libjpeg-turbo decoded with warnings in the last timed run"},
+     .about = "warnings of libjpeg-turbo in the last timed run that are no damage"},
     {"displacement", VALUE_REAL, COMBINE_MEAN, "",
      .about = "mean distance of a sample from its position in sorted order, divided by the number of samples "
               "of the thread; about 1/3 for a random order",

@@ -193,8 +193,9 @@ static void ops_close(void *input)
     free(job);
 }
 
-/* Rejects options for generated rows if --data is given. Rejects --tensor without --data. */
-static enum status check_data(const struct options *given, const struct ops_parameters *parameters)
+/* Rejects options for generated rows if --data is given, and --tensor if it is not. */
+static enum status check_data(const struct options *given, const struct ops_parameters *parameters,
+                              const bool steps[OPS_STEPS])
 {
     static const char *const generated[] = {"rows", "dim", "dtype", "bad", "duplicates"};
     for (size_t i = 0; parameters->data && i < COUNT_OF(generated); i++)
@@ -205,6 +206,8 @@ static enum status check_data(const struct options *given, const struct ops_para
     if (parameters->tensor && !parameters->data)
         return status_set(STATUS_USAGE,
                           "--tensor has an effect only with --data; add --data PATH, or drop --tensor");
+    if (parameters->data && options_given(given, "seed") && !steps[OPS_PERMUTE])
+        return status_option(STATUS_USAGE, "seed", " is for generated rows and the step permute; drop it");
     return STATUS_OK;
 }
 
@@ -261,7 +264,7 @@ static enum status ops_open(const struct options *given, void *parameters_, cons
     if (parameters->dedup && partition->ranks > 1)
         return status_set(STATUS_USAGE, "--dedup compares all rows with each other and needs a single rank; "
                                         "use one rank with more --threads");
-    TRY(check_data(given, parameters));
+    TRY(check_data(given, parameters, job->ops.steps));
     if (parameters->data) {
         TRY(ops_rows_open(job, parameters->data, parameters->tensor ? parameters->tensor : ""));
         describe_set(job->set, parameters);
@@ -291,6 +294,8 @@ static bool ops_applies(const void *parameters_, const struct variant *variant, 
         return parameters->data != NULL;
     if (parameters->data && (strcmp(option, "bad") == 0 || strcmp(option, "duplicates") == 0))
         return false;
+    if (strcmp(option, "seed") == 0)
+        return !parameters->data || steps[OPS_PERMUTE];
     if (strcmp(option, "norm-min") == 0 || strcmp(option, "norm-max") == 0)
         return steps[OPS_MASK];
     if (strcmp(option, "fp8") == 0)

@@ -642,7 +642,7 @@ static const struct option_spec options[] = {
      .help = "variant of ops that checks, hashes and converts the rows: ops-naive, ops-omp, ops-cuda or "
              "ops-fused; auto: the best one that can run here. The files are the same (default: ops-omp)"},
     {"align", "N", OPTION_COUNT, AT(align), .minimum = 1, .maximum = EMBEDDINGS_ALIGN_MAX, .column = COLUMN,
-     .help = "pad rows with zeros to a multiple of N values, as tensor cores need it: 8 or 16"},
+     .help = "pad rows with zeros to a multiple of N values; 8 or 16 suit tensor cores"},
     {"norm-min", "X", OPTION_REAL, AT(norm_min), .fallback = "0.1", .maximum = OPS_NORM_MOST,
      .column = COLUMN, .help = "smallest valid norm: 0, or at least 1e-15; other rows are dropped"},
     {"norm-max", "X", OPTION_REAL, AT(norm_max), .fallback = "100", .minimum = OPS_NORM_LEAST,

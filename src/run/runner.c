@@ -547,10 +547,10 @@ static enum status find_batch(struct runner *runner)
         return status_prefix(STATUS_TOO_LARGE, "--batch max: not even a batch of %" PRIu64 " fits", least);
     }
     if (above)
-        status_say("--batch max: %" PRIu64 " fits, %" PRIu64 " does not (%" PRIu32 " tried)", batch, above,
+        status_say("largest batch: %" PRIu64 " fits, %" PRIu64 " does not (%" PRIu32 " tried)", batch, above,
                    search.probes);
     else
-        status_say("--batch max: %" PRIu64 " fits; the data set is too small for more (%" PRIu32 " tried)",
+        status_say("largest batch: %" PRIu64 " fits; the data set is too small for more (%" PRIu32 " tried)",
                    batch, search.probes);
     return comm_agree(
         workload->largest.set(runner->input, settings->parameters, &runner->partition, batch, search.probes));

@@ -255,6 +255,24 @@ static const struct workload *topic_workload(const char *topic)
     return workload_find(name);
 }
 
+/* Describes the options of the named workload that have a word in their name or description; without a
+ * workload, lists the names of such options of all workloads. Returns whether there are any. */
+static bool search_help(const struct settings *settings, bool named, const char *word, FILE *stream)
+{
+    bool found = !named && options_help_search(stream, &common, NULL, "all workloads", word, true);
+    for (size_t i = 0; workload_table[i]; i++) {
+        const struct workload *workload = workload_table[i];
+        const struct option_group group = group_of(workload);
+        if (!named || workload == settings->workload)
+            found |= options_help_search(stream, &group, named ? settings->options.defaults : NULL,
+                                         workload->name, word, !named);
+    }
+    if (found && !named)
+        fputs("\n--help WORKLOAD/OPTION describes one, --workload NAME --help WORD those of a workload\n",
+              stream);
+    return found;
+}
+
 enum status settings_help(const struct settings *settings, FILE *stream)
 {
     const bool named = settings->workload_name || settings->variant_names;
@@ -264,9 +282,11 @@ enum status settings_help(const struct settings *settings, FILE *stream)
         topic = strchr(topic, '/') ? strchr(topic, '/') + 1 : NULL;
     if (topic && strcmp(topic, "lists") == 0)
         fputs(list_help, stream);
-    else if (topic)
-        return options_help_topic(stream, groups, named ? 2 : 1, settings->options.defaults, topic);
-    else if (named)
+    else if (topic) {
+        enum status status =
+            options_help_topic(stream, groups, named ? 2 : 1, settings->options.defaults, topic);
+        return status == STATUS_USAGE && search_help(settings, named, topic, stream) ? STATUS_OK : status;
+    } else if (named)
         help_with(settings->workload, settings->options.defaults, settings->verbose, stream);
     else
         help_common(stream, settings->verbose);

@@ -905,8 +905,9 @@ enum status pipeline_accepts(const struct engine *engine)
                ? STATUS_OK
                : status_set(
                      STATUS_USAGE,
-                     "it cannot train a part of a network; use train-naive, train-omp, train-cuda, "
-                     "train-tf32, train-bf16, train-amp, train-vit or train-vit-amp, or --parallel data");
+                     "it cannot train a part of a network; use train-naive, train-omp, train-omp-blas, "
+                     "train-cuda, train-tf32, train-bf16, train-amp, train-vit or train-vit-amp, or "
+                     "--parallel data");
 }
 
 /* ---- Measurements ---- */
