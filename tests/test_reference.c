@@ -6,6 +6,7 @@ static void open_reference(void)
 {
     open_folder();
     setenv("FDSL_BENCH", "tests/data/published/bench.sh", 1);
+    setenv("MEMORY", folder, 1);
 }
 
 TestSuite(reference, .init = open_reference, .fini = remove_folder, .timeout = 120);
@@ -67,20 +68,29 @@ Test(reference, missing_parts_of_the_published_code_are_skipped)
 
 /* ---- Reference rows ---- */
 
+#define SWEEP "scripts/sweep/reference.sh $D/out "
+
 Test(reference, default_sections_fit_ten_minutes)
 {
-    shell(
-        "scripts/sweep/reference.sh $D/out --list | awk '$3 == \"yes\" { s += $2 } END { print s <= 600 }'");
+    shell(SWEEP "--list | awk '$3 == \"yes\" { s += $2 } END { print s <= 600 }'");
     cr_expect_str_eq(out, "1\n", "%s", out);
-    shell("scripts/sweep/reference.sh $D/out --mnist $D --dry-run");
+    shell(SWEEP "--mnist $D --dry-run");
     cr_expect(status == 0 && says("ladder: takes about ") && says("train-graph") && !says("compare/pytorch"),
               "%s", out);
-    SHELL(0, "scripts/sweep/reference.sh $D/out --mnist $D --dry-run --section "
-             "$(scripts/sweep/reference.sh $D/out --list | awk '{ print $1 }' | paste -sd,)");
-    EXPECT_OUT("compare/pytorch.py");
-    /* results/reference must have every file that reference.sh writes. */
-    SHELL(0, "ls $(scripts/sweep/reference.sh $D/out --list | awk '{ for (i = 4; i <= NF; i++) print "
-             "\"results/reference/h?00_\" $i \".csv\" }')");
+    SHELL(0, SWEEP "--mnist $D --dry-run --section all");
+    EXPECT_OUT("compare/pytorch.py", "--sync peer-fused", "compare/memory.py largest");
+}
+
+/* README.md names each file of rows that no section writes, with the reason. */
+Test(reference, sections_write_all_rows)
+{
+    shell("sed -n '/^## Rows without a section/,/^## /p' " REFERENCE "/README.md > $D/others; "
+          "{ " SWEEP "--list | awk '{ for (i = 5; i <= NF; i++) print $i }' | sed '/@/!s/^/@_/'; "
+          "grep -o '`[^`]*\\.csv`' $D/others | tr -d '`' | sed 's/\\.csv$//'; } > $D/known; "
+          "cd " REFERENCE " && ls *.csv */*.csv | grep -v ^quoted/ | sed 's/\\.csv$//' | while read -r f; do "
+          "grep -qxF -e \"$f\" -e \"$(echo $f | sed 's/h[12]00/@/')\" $D/known || echo $f; done");
+    cr_expect_str_eq(out, "", "no section writes these rows, and README.md does not tell why: %s", out);
+    SHELL(0, "test $(wc -l < $D/others) -gt 3");
 }
 
 Test(reference, errors_are_reported_first)
@@ -91,8 +101,10 @@ Test(reference, errors_are_reported_first)
         const char *says;
     } faults[] = {
         {"", 2, "name a folder for the rows"},
-        {"$D/out --section steps", 2, "no section 'steps'; the sections are ladder break-even"},
+        {"$D/out --section steps", 2, "no section 'steps'; the sections are train vit"},
         {"$D/out --section train", 2, "section train needs --mnist DIR"},
+        {"$D/out --section ops-ranks", 4, "section ops-ranks needs 2 GPUs and mpirun"},
+        {"$D/out --limit-s x", 2, "--limit-s 'x': give a whole number from 1"},
         {"$D/out --sections ladder", 2, "unknown option --sections"},
         {"$D/out $D/other", 2, "one folder at a time"},
     };
@@ -107,12 +119,45 @@ Test(reference, errors_are_reported_first)
 
 Test(reference, a_section_replaces_its_files)
 {
-    SHELL(0, "mkdir $D/out; echo old > $D/out/h200_synth.csv; scripts/sweep/reference.sh $D/out --section "
-             "ladder && "
+    SHELL(0, "mkdir $D/out; echo old > $D/out/h200_synth.csv; " SWEEP "--section ladder && "
              "tar -tzf $D/out/reference.tar.gz && cut -d, -f7 $D/out/h200_synth.csv | sort | uniq -c");
     cr_expect(says("h200_synth.csv\n") && says("5 omp\n") && says("1 naive\n") && !says("old"), "%s", out);
-    shell("STUB_FAILS=naive scripts/sweep/reference.sh $D/out --section ladder,monitor; cut -d, -f7 "
-          "$D/out/h200_synth.csv | uniq");
-    cr_expect(says("ladder: failed with exit status 4") && says("failed: ladder monitor") && says("omp\n"),
+    SHELL(1, "STUB_FAILS=naive " SWEEP "--redo --section ladder,load-stress");
+    EXPECT_OUT("ladder: failed with exit status 4", "load-stress: failed");
+    shell("cut -f 1-2 $D/out/state.tsv | sort | paste -sd ';'; cut -d, -f7 $D/out/h200_synth.csv | uniq");
+    cr_expect(says("ladder\tfailed;load-stress\tfailed") && says("omp\n") && !says("naive"),
               "measurements after a failure are missing: %s", out);
+}
+
+/* The states of the table at the end, as `section state;` */
+#define STATES "| awk '/^section / { on = 1; next } on && NF > 2 { print $1, $3 \";\" }' | paste -sd ' '"
+/* Starts a run that hangs at the second command of `ladder`, and then sends it a signal. Prints its exit
+ * status, and whether the command still runs. */
+#define INTERRUPT(signal)                                                                       \
+    "STUB_HANGS=omp " SWEEP "--section load-cpu,ladder,formulas > $D/first 2>&1 & run=$!; "     \
+    "for i in $(seq 200); do [ -s $D/out/new/h200_synth.csv.pid ] && break; sleep 0.05; done; " \
+    "hangs=$(cat $D/out/new/h200_synth.csv.pid); kill -" signal                                 \
+    " $run; wait $run; echo status $?; sleep 0.1; "                                             \
+    "kill -0 $hangs 2> /dev/null && echo runs on; "
+
+Test(reference, an_interrupted_run_continues)
+{
+    shell(INTERRUPT("TERM"));
+    cr_expect(says("status 143\n") && !says("runs on"), "%s", out);
+    shell("cat $D/first " STATES "; ls $D/out/*.csv");
+    cr_expect(says("load-cpu done; ladder left:; formulas left;") && says("h200_load_cpu.csv\n") &&
+                  !says("h200_synth.csv"),
+              "an incomplete file is in the folder: %s", out);
+    SHELL(1, SWEEP "--limit-s 150 --section load-cpu,ladder,formulas 2>&1 " STATES "; " SWEEP
+                   "--limit-s 150 --section ladder");
+    cr_expect(says("load-cpu done; ladder left:; formulas done;") && says("takes about 165 s, 1"), "%s", out);
+    shell("rm $D/out/state.tsv; " INTERRUPT("KILL") SWEEP "--section ladder; kill $hangs");
+    cr_expect(says("runs on") && says("another run measures into "), "%s", out);
+    SHELL(0, "sleep 0.1; " SWEEP "--section load-cpu,ladder,formulas");
+    EXPECT_OUT("load-cpu: is done", "ladder: took", "formulas: took");
+    SHELL(0, "grep -c . $D/out/h200_synth.csv; " SWEEP "--redo --section load-cpu");
+    cr_expect(says("load-cpu: took") && !says("is done"), "%s", out);
+    SHELL_PRINTS(2, "has rows of 0123456789ab, no GPU, h200, and this run is of abc, no GPU, h200;",
+                 "STUB_REVISION=abc " SWEEP "--section load-cpu");
+    SHELL_PRINTS(2, "this run is of 0123456789ab, no GPU, h100;", SWEEP "--prefix h100 --section load-cpu");
 }

@@ -20,7 +20,7 @@
 #   LOOPS (500)      times that a loader reads the set
 #   STEP (2)         milliseconds of a training step
 #   EPOCHS (50)      epochs of training; the table has the median of the second half
-#   BATCH (256)      clips per batch
+#   BATCH (64)       clips per batch: with more, 16 threads would have fewer than a batch each
 #   VARIANT          trains cnn3d (train-bf16; train-omp without a GPU)
 #   LIMIT_S          seconds after which no run begins, and the running one is stopped; the same command continues
 #   FDSL_BENCH (./fdsl-bench)  the program
@@ -34,7 +34,7 @@ bench=$(command -v -- "${FDSL_BENCH:-$root/fdsl-bench}") || { echo 'compare/clip
 (($# == 2)) || { echo 'usage: scripts/compare/clips.sh DIR OUT' >&2 && exit 2; }
 dir=$1 out=$2
 limit_s=${LIMIT_S:-86400}
-clips=${CLIPS:-1000} loops=${LOOPS:-500} step=${STEP:-2} epochs=${EPOCHS:-50} batch=${BATCH:-256}
+clips=${CLIPS:-1000} loops=${LOOPS:-500} step=${STEP:-2} epochs=${EPOCHS:-50} batch=${BATCH:-64}
 for given in "CLIPS=$clips" "LOOPS=$loops" "EPOCHS=$epochs" "BATCH=$batch" "LIMIT_S=$limit_s"; do
     [[ ${given#*=} =~ ^[1-9][0-9]*$ ]] || { echo "compare/clips.sh: $given: give a whole number from 1" >&2 && exit 2; }
 done

@@ -40,10 +40,12 @@ except ImportError as error:
     shared.end_without("compare/original.py", __doc__, error)
 
 fail = shared.failing("compare/original.py")
-COLUMNS = ("model", "way", "device", "torch", "batch", "images", "images_per_s", "epoch_s", "gpu_use_percent", "infer_s", "largest_batch",
+COLUMNS = ("time_utc", "revision", "model", "way", "device", "torch", "batch", "images", "images_per_s", "epoch_s", "gpu_use_percent", "infer_s", "largest_batch",
            "largest_batch_is")
 RES, CLASSES = 224, 1000
 EPOCHS, WARMUPS, BLOCKS = 6, 5, 5
+USE_S = 4  # the use of the GPU is the mean over at least this time, because NVML averages it over up to a second
+USE_STEPS = 100  # steps per epoch of fdsl-bench, for the same reason
 
 
 # ---- PyTorch ----
@@ -96,7 +98,7 @@ class Torch:
         self.wait()
         rates, memory = [], (0, 0)
         with gpu_use.GpuUse(gpu_use.smi_id(self.device)) as use:
-            for _ in range(BLOCKS):
+            while len(rates) < BLOCKS or self.batch * steps * sum(1 / rate for rate in rates) < USE_S:
                 begin = time.perf_counter()
                 for _ in range(steps):
                     self.step(images, labels)
@@ -156,7 +158,7 @@ def torch_row(model, way, options, device):
     rate, use, memory = run.train(options.steps)
     infer_s = run.infer()
     batch, known = run.largest(memory)
-    return {"way": way, "images_per_s": rate, "gpu_use_percent": use, "infer_s": infer_s, "largest_batch": batch, "largest_batch_is": known}
+    return {"way": way, "revision": f"torch {torch.__version__}", "images_per_s": rate, "gpu_use_percent": use, "infer_s": infer_s, "largest_batch": batch, "largest_batch_is": known}
 
 
 # ---- fdsl-bench ----
@@ -171,9 +173,10 @@ def our_row(model, options, device):
         ["--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.05"]
     data = ["--data", "synth", "--res", str(RES), "--out-res", str(RES), "--channels", "3", "--classes", str(CLASSES)]
     training = ["--variant", f"train-{kind}", "--model", model, *data, "--test-size", "1", "--feed", "constant", *optimizer]
+    steps = options.steps if device.type == "cpu" else max(options.steps, USE_STEPS)
     with tempfile.TemporaryDirectory() as folder:
         monitor = ["--monitor", f"{folder}/monitor.csv:100"] if device.type == "cuda" else []
-        rows = run_ours(options, [*training, "--batch", str(options.batch), "--train-size", str(options.batch * options.steps), "--epochs",
+        rows = run_ours(options, [*training, "--batch", str(options.batch), "--train-size", str(options.batch * steps), "--epochs",
                                   str(EPOCHS), "--export", f"{folder}/net.safetensors", *monitor])
         use = gpu_use.of_monitor(f"{folder}/monitor.csv") if monitor else math.nan
         infer = run_ours(options, ["--variant", f"infer-{kind}", "--checkpoint", f"{folder}/net.safetensors", *data, "--test-size", "64",
@@ -181,7 +184,7 @@ def our_row(model, options, device):
     largest = run_ours(options, [*training, "--batch", "max", "--train-size", str(options.largest), "--epochs", "1"])[0]["batch"] \
         if device.type == "cuda" else ""
     known = "" if not largest else "limited" if int(largest) == options.largest else "tried"
-    return {"way": "fdsl-bench", "images_per_s": statistics.median(float(row["items_per_s"]) for row in rows[1:]), "gpu_use_percent": use,
+    return {"way": "fdsl-bench", "revision": rows[0]["revision"], "images_per_s": statistics.median(float(row["items_per_s"]) for row in rows[1:]), "gpu_use_percent": use,
             "infer_s": float(infer[0]["time_median_s"]), "largest_batch": largest, "largest_batch_is": known}
 
 
@@ -238,7 +241,7 @@ def main():
             row = our_row(model, options, device) if way == "fdsl-bench" else torch_row(model, way, options, device)
             gc.collect()
             torch.cuda.empty_cache()
-            row.update({"model": model, "device": name, "torch": torch.__version__, "batch": options.batch, "images": options.images,
+            row.update({"time_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "model": model, "device": name, "torch": torch.__version__, "batch": options.batch, "images": options.images,
                         "epoch_s": options.images / row["images_per_s"]})
             rows.append({column: row[column] for column in COLUMNS})
             if options.out:

@@ -39,6 +39,7 @@ MODELS = {
     "cnn-fdsl": "conv1:1 relu pool conv2:1 relu conv3:1 add:4 relu conv4:1 relu pool conv5:1 relu conv6:1 add:4 relu "
                 "conv7:1 relu pool conv8:1 relu conv9:1 add:4 relu mean fc1",
     "cnn-deep": "conv1:1 relu pool " + "".join(f"conv{i}:1 relu conv{i + 1}:1 add:4 relu " for i in range(2, 18, 2)) + "mean fc1",
+    "vit-micro": "",  # see network_of()
 }
 TYPES = {"F32": numpy.float32, "F64": numpy.float64, "F16": numpy.float16, "I64": numpy.int64, "I32": numpy.int32,
          "U8": numpy.uint8}
@@ -141,6 +142,17 @@ class Net(torch.nn.Module):
         return values
 
 
+def network_of(model, parameters, channels_last=False):
+    """Returns the network of a model, with given parameters. Transformers have the parameters of timm's networks."""
+    if not model.startswith("vit-"):
+        return Net(model, parameters, channels_last)
+    import vit_timm  # it imports this module
+    shape = dict(zip(vit_timm.SHAPE, vit_timm.MODELS[model][0]))
+    net = vit_timm.Vit(**shape, num_classes=len(parameters["head.bias"])).to(parameters["head.bias"].device)
+    net.load_state_dict(parameters)
+    return net
+
+
 def optimizer_of(net, row, **more):
     """Returns the optimizer of torch.optim that a row's options describe."""
     rate, decay = float(row["lr"]), float(row["weight_decay"])
@@ -224,7 +236,7 @@ class Training:
         wholes = [(first, min(batch, self.count - first)) for first in range(0, self.count, batch)]
         self.steps = [(*ranks.part(first, whole), whole) for first, whole in wholes]
         self.scale, self.offset = data["scale"].to(device), data["offset"].to(device)
-        self.net = Net(row["model"], {name: tensor.to(device) for name, tensor in before.items()}, channels_last)
+        self.net = network_of(row["model"], {name: tensor.to(device) for name, tensor in before.items()}, channels_last)
         self.trained_s, self.reached, self.setup_s = 0.0, {}, 0.0
         torch.backends.cuda.matmul.allow_tf32 = precision in ("tf32", "bf16")
         torch.backends.cudnn.allow_tf32 = precision != "fp32"  # PyTorch's default allows TF32 in cuDNN only

@@ -16,6 +16,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 case ",${STUB_FAILS-}," in *",$variant,"*) exit 4 ;; esac
+case ",${STUB_HANGS-}," in *",$variant,"*) echo $$ >"$out.pid" && exec sleep 60 ;; esac
 [ "$out" = /dev/stdout ] || [ ! -s "$out" ] || header=no
 awk -F, -v OFS=, -v variant="${variant%%,*}" -v res="$res" -v vertices="$vertices" -v batch="$batch" -v header="${header-yes}" '
     NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; if (header == "yes") print; next }
