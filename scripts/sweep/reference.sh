@@ -157,7 +157,8 @@ keep_state() {
     {
         printf '%s\t%s\t%s\n' "$revision" "$gpu" "$prefix"
         for of in "${!state[@]}"; do printf '%s\t%s\t%s\n' "$of" "${state[$of]}" "${took[$of]}"; done
-    } >"$out/state.new" && mv "$out/state.new" "$out/state.tsv" || die 1 "cannot write $out/state.tsv"
+    } >"$out/state.new" || die 1 "cannot write $out/state.new"
+    mv "$out/state.new" "$out/state.tsv" || die 1 "cannot write $out/state.tsv"
 }
 
 samples=${MEMORY:-/dev/shm}/fdsl-reference # of the current section

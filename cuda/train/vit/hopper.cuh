@@ -1,6 +1,6 @@
 /* Shared by the kernels for compute capability 9.0 (*_hopper.cu of transformers and of train-graph): thin
- * wrappers around PTX instructions, and tiles in their format. With wgmma, a warpgroup (4 adjacent warps, 128 threads)
- * multiplies matrices asynchronously. stmatrix stores fragments in shared memory.
+ * wrappers around PTX instructions, and tiles in their format. With wgmma, a warpgroup (4 adjacent warps, 128
+ * threads) multiplies matrices asynchronously. stmatrix stores fragments in shared memory.
  *
  * D += A B, where A (64, 16) and B (16, N) are bf16 or fp16, and D (64, N) is fp32. Warp w of the warpgroup
  * holds rows 16 w to 16 w + 15 of D, and of A if A is in registers. The fragments of these 16 rows are those
