@@ -8,7 +8,9 @@
  * weights of conv2. With one rank, it also updates a share of fc1's weights (98 % of all parameters) while it
  * waits for tensor cores. */
 #include "train/graph/conv_back.cuh"
-#include "train/graph/hopper.cuh"
+#include "train/vit/hopper.cuh"
+
+typedef graph_gray net;
 
 #define WARPS           (4 * WARPGROUPS)
 #define THREADS         (32 * WARPS)
@@ -208,7 +210,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *to = plan.conv_sums + (size_t)blockIdx.x * net::conv_parameters;
     uint32_t count = plan.step->count, base = shared_address(shared);
     int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the compiler knows that it is uniform */
-    take_weight<THREADS>(plan, shared + at::weight);
+    take_conv2_pieces<THREADS>(plan, shared + at::weight);
     if (blockIdx.x < count) {
         take_conv1(plan, blockIdx.x, shared);
         take_image_and_argmax(plan, blockIdx.x, 0, shared);

@@ -2,7 +2,10 @@
  * dense_back.cu computes, but with wgmma: two warpgroups compute the gradient of fc1's inputs, two that of
  * its weights. It only stores the gradients of the weights: with one rank, conv_back_hopper.cu updates the
  * weights while it waits for tensor cores. */
-#include "train/graph/hopper.cuh"
+#include "train/graph/kernels.cuh"
+#include "train/vit/hopper.cuh"
+
+typedef graph_gray net;
 
 #define ROWS    128 /* samples per stage; the next stage is loaded concurrently */
 #define THREADS 512

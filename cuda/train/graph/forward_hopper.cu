@@ -1,7 +1,9 @@
 /* train-graph, the first kernel of a step for samples of 1x28x28 on compute capability 9.0: conv2 with wgmma.
  * It also stores conv1's output and the image for the backward pass. */
 #include "train/graph/forward.cuh"
-#include "train/graph/hopper.cuh"
+#include "train/vit/hopper.cuh"
+
+typedef graph_gray net;
 
 #define WARPGROUPS 3
 #define TILE       8 /* a warpgroup computes 8 x 8 pixels and 64 channels at a time */
@@ -24,7 +26,7 @@ struct conv2_wgmma {
 
     static __device__ __forceinline__ void take_weight(const struct graph_plan &plan, uint8_t *shared)
     {
-        ::take_weight<threads>(plan, shared + weight);
+        take_conv2_pieces<threads>(plan, shared + weight);
     }
 
     static __device__ __forceinline__ uint32_t place(uint32_t pixel, uint32_t piece)

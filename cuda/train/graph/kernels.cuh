@@ -151,7 +151,7 @@ struct graph_plan {
     /* Activations and their gradients. Each has `rows` samples; the shape of a sample is in parentheses. */
     __nv_bfloat16 *pooled; /* (features): after ReLU and dropout, before dropout's factor 4/3 */
     uint8_t *argmax; /* (features): bit i is set if pixel i of the window was the maximum; 0: no gradient */
-    /* Only with `hopper`: conv1's output, in the order of kept_piece() of hopper.cuh, and the samples as
+    /* Only with `hopper`: conv1's output, in the order of kept_piece(), and the samples as
      * bf16, each in 16-byte pieces. */
     uint4 *conv1, *images;
     float *split_sums;           /* [splits][rows](128): partial sums of fc1 */
@@ -435,6 +435,40 @@ static __device__ __forceinline__ void take_conv2_weight(const struct graph_plan
 #pragma unroll 4
     for (int i = 16 * thread; i < CONV2_BYTES; i += 16 * THREADS)
         copy_async16(to + i, from + i);
+}
+
+/* ---- The kernels for compute capability 9.0 (*_hopper.cu), which multiply with wgmma ----
+ *
+ * Tensors in shared memory consist of matrices of 8 pixels by 8 channels, with 16 contiguous bytes per pixel.
+ * A product of wgmma may begin at any pixel of them. Every tap of a convolution is therefore a constant
+ * offset, and the same data serve as rows, as columns and as the summed dimension. */
+
+#define ROW_PIECES   (4 * graph_gray::columns1) /* distance between rows of conv1's output, in pieces */
+#define CONV1_PIECES (4 * graph_gray::pixels1)
+#define IMAGE_PIECES (graph_gray::values / 8)
+#define WEIGHT_BYTES (CONV2_CHANNELS * CONV2_DEPTH * 2)
+
+/* Returns the index of a 16-byte piece of conv1's output. A row of pixels has four pieces per pixel: all
+ * first pieces of the row are stored first, then all second ones. */
+FDSL_HD uint32_t kept_piece(uint32_t pixel, uint32_t piece)
+{
+    return (pixel / graph_gray::columns1 * 4 + piece) * graph_gray::columns1 + pixel % graph_gray::columns1;
+}
+
+static __device__ __forceinline__ uint32_t kept_place(uint32_t pixel, uint32_t piece)
+{
+    return 16 * kept_piece(pixel, piece);
+}
+
+/* Starts copying conv2's weights, to (9 taps, 4 groups of inputs, 64 outputs, 8 inputs). */
+template <int THREADS>
+static __device__ __forceinline__ void take_conv2_pieces(const struct graph_plan &plan, uint8_t *to)
+{
+#pragma unroll 6
+    for (uint32_t i = threadIdx.x; i < WEIGHT_BYTES / 16; i += THREADS) {
+        uint32_t output = i % CONV2_CHANNELS, group = i / CONV2_CHANNELS;
+        copy_async16(to + 16 * i, plan.conv2_weight + output * (CONV2_PITCH / 2) + 8 * group);
+    }
 }
 
 #endif
