@@ -20,11 +20,13 @@
 #
 # Rows contain the revision of the build. A tree without git history has no revision: build it with make REVISION=NAME.
 # FDSL_BENCH: the program (./fdsl-bench). MPIRUN (mpirun --bind-to none -n): launcher of ranks.
-# MEMORY (/dev/shm): folder in memory, for samples of a section (4 GB), and for the images of `training`, which stay there.
+# MEMORY (/dev/shm): folder in memory, for samples of a section (4 GB, in fdsl-reference-NUMBER), and for the images of `training`,
+# which stay there. Paths are relative to the current folder.
 #
 # Exit status: 0 all chosen sections are done, 1 a section failed (the others ran) or is left, 2 usage, or OUT has other rows,
 # 4 no program, a build without a revision, or a section of --section cannot run here.
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")/../.."
 
 # name, seconds on one H200 with 16 cores, measured by default, needs, files. @ in a file stands for the prefix.
@@ -72,15 +74,17 @@ die() { # exit status, text
     exit "$1"
 }
 
+value() { [[ ${2-} ]] || die 2 "$1 needs a value; see --help"; } # arguments
+place() { [[ $1 == /* ]] && printf '%s' "$1" || printf '%s/%s' "$from" "$1"; } # path, relative to the caller's folder
 out='' chosen='' mnist='' work='' prefix=h200 dry='' redo='' limit=''
 while (($#)); do
     case $1 in
-    --section) chosen=${2:?} && shift ;;
-    --limit-s) limit=${2:?} && shift ;;
+    --section) value "$@" && chosen=$2 && shift ;;
+    --limit-s) value "$@" && limit=$2 && shift ;;
     --redo) redo=yes ;;
-    --mnist) mnist=$(realpath "${2:?}") && shift ;;
-    --work) work=${2:?} && shift ;;
-    --prefix) prefix=${2:?} && shift ;;
+    --mnist) value "$@" && mnist=$(realpath "$(place "$2")") && shift ;;
+    --work) value "$@" && work=$(place "$2") && shift ;;
+    --prefix) value "$@" && prefix=$2 && shift ;;
     --dry-run) dry=yes ;;
     --list)
         printf '%s\n' "$sections"
@@ -93,12 +97,13 @@ while (($#)); do
     -*) die 2 "unknown option $1; see --help" ;;
     *)
         [[ ! $out ]] || die 2 "one folder at a time, not '$out' and '$1'"
-        out=$1
+        out=$(place "$1")
         ;;
     esac
     shift
 done
 [[ $out ]] || die 2 'name a folder for the rows'
+[[ $prefix =~ ^[A-Za-z0-9_.-]+$ ]] || die 2 "--prefix '$prefix': give letters, digits, _, . and -"
 [[ $limit =~ ^([1-9][0-9]*)?$ ]] || die 2 "--limit-s '$limit': give a whole number from 1"
 field() { # section, column: prints it; 5: all files
     awk -v name="$1" -v at="$2" '$1 == name { for (i = at; i <= (at == 5 ? NF : at); i++) print $i }' <<<"$sections"
@@ -137,10 +142,12 @@ for name in "${names[@]}"; do
         die "$([[ ${lacking[$name]} == *--mnist* ]] && echo 2 || echo 4)" "section $name needs ${lacking[$name]}"
 done
 
-mkdir -p "$out" "${work:=$out/work}"
-out=$(realpath "$out") work=$(realpath "$work") new=$out/new
-exec {lock}>"$out/lock" # commands inherit it: one that outlives this script would disturb the next run
-flock -n "$lock" || die 2 "another run measures into $out; wait for it, or name another folder"
+out=$(realpath -m "$out") work=$(realpath -m "${work:-$out/work}") new=$out/new
+if [[ ! $dry ]]; then
+    mkdir -p "$out" "$work" || die 1 "cannot create $out or $work; name another folder"
+    exec {lock}>"$out/lock" # commands inherit it: one that outlives this script would disturb the next run
+    flock -n "$lock" || die 2 "another run measures into $out; wait for it, or name another folder"
+fi
 
 # ---- The state: one line with revision, GPU and prefix, then one line per section that has ended ----
 
@@ -149,7 +156,11 @@ if [[ -e $out/state.tsv ]]; then
         read -r identity || die 2 "$out/state.tsv is empty; name another folder, or delete it"
         [[ $identity == "$revision"$'\t'"$gpu"$'\t'"$prefix" ]] ||
             die 2 "$out has rows of ${identity//$'\t'/, }, and this run is of $revision, $gpu, $prefix; name another folder"
-        while IFS=$'\t' read -r name how seconds; do state[$name]=$how took[$name]=$seconds; done
+        while IFS=$'\t' read -r name how seconds; do
+            [[ $(field "$name" 2) && $how =~ ^(done|failed)$ && $seconds =~ ^[0-9]+$ ]] ||
+                die 2 "$out/state.tsv is damaged at '$name'; name another folder, or delete the file"
+            state[$name]=$how took[$name]=$seconds
+        done
     } <"$out/state.tsv"
 fi
 keep_state() {
@@ -161,8 +172,9 @@ keep_state() {
     mv "$out/state.new" "$out/state.tsv" || die 1 "cannot write $out/state.tsv"
 }
 
-samples=${MEMORY:-/dev/shm}/fdsl-reference # of the current section
-export MEMORY=${MEMORY:-/dev/shm}/training # for scripts/compare/training.sh
+MEMORY=$(place "${MEMORY:-/dev/shm}")
+samples=$MEMORY/fdsl-reference-$(cksum <<<"$out" | cut -d ' ' -f 1) # of the current section; another OUT has another folder
+export MEMORY=$MEMORY/training # for scripts/compare/training.sh
 
 # A section writes its files to $new. They are moved to $out when it ends.
 in_out() { [[ $1 == *@* ]] && printf '%s.csv' "${1/@/"$prefix"}" || printf '%s_%s.csv' "$prefix" "$1"; } # file: its path in $out
@@ -170,8 +182,10 @@ file() { printf '%s/%s' "$new" "$(in_out "$1")"; }
 broken=''      # a command of the current section failed; the rest of the section still runs
 child=''
 attempt() { # command ...
-    printf '%q ' "${@//"$bench"/fdsl-bench}" >&2 && echo >&2
-    [[ ! $dry ]] || return 0
+    local line
+    line=$(printf '%q ' "${@//"$bench"/fdsl-bench}")
+    [[ ! $dry ]] || { echo "$line" && return; }
+    echo "$line" >&2
     set -m # a process group, so that stop() ends the command with all its processes
     FDSL_BENCH=$bench "$@" >&2 </dev/null &
     child=$!
@@ -234,7 +248,7 @@ break_even_table() { # steps ...: prints a table for scripts/sweep/run.sh
 
 # Deletes earlier rows first, because scripts/sweep/run.sh does not repeat finished tasks.
 break_even_rows() { # caches, readers, watch, steps ...
-    break_even_table "${@:4}" >"$work/break_even.tsv"
+    [[ $dry ]] || break_even_table "${@:4}" >"$work/break_even.tsv"
     attempt rm -rf "$work/images/rows" "$work"/rows_*.csv
     CACHES=$1 READERS=$2 WATCH=$3 SAMPLES=8192 TIME=0.8 MIN_SAMPLES=3 \
         attempt scripts/compare/break_even.sh "$work/images" "$work/rows" "$work/break_even.tsv"
@@ -505,9 +519,9 @@ load-stress() { attempt scripts/sweep/reference_load_gpu.sh --section stress "$s
 load-ranks() { TIME=1 BYTES=500000000 attempt scripts/sweep/reference_load_gpu.sh --section ranks "$samples" "$(file load_gpu_ranks)"; }
 clip-loaders() {
     local rows
-    attempt rm -rf "$work/clips" # clips.sh keeps complete runs
-    BATCH=64 LIMIT_S=300 attempt scripts/compare/clips.sh "$MEMORY/clips" "$work/clips"
-    for rows in load monitor train; do attempt cp "$work/clips/clips_$rows.csv" "$(file clips_$rows)"; done
+    attempt rm -rf "$work/clip_rows" # clips.sh keeps complete runs
+    BATCH=64 LIMIT_S=300 attempt scripts/compare/clips.sh "$MEMORY/clips" "$work/clip_rows"
+    for rows in load monitor train; do attempt cp "$work/clip_rows/clips_$rows.csv" "$(file clips_$rows)"; done
 }
 
 clips() { attempt scripts/sweep/reference_load_gpu.sh --section clips "$samples" "$(file train_clips)"; }
@@ -566,8 +580,12 @@ report() {
     local left=0
     printf '%-16s %8s  %s\n' section seconds state
     for name in "${names[@]}"; do
-        [[ ${state[$name]-} == 'done' ]] || left=1
-        printf '%-16s %8s  %s\n' "$name" "${took[$name]-~$(field "$name" 2)}" "${state[$name]-left${why[$name]+: ${why[$name]}}}"
+        [[ ${state[$name]-} == 'done' && ! ${why[$name]+x} ]] || left=1
+        if [[ ${why[$name]+x} ]]; then
+            printf '%-16s %8s  left: %s\n' "$name" "~$(field "$name" 2)" "${why[$name]}"
+        else
+            printf '%-16s %8s  %s\n' "$name" "${took[$name]-~$(field "$name" 2)}" "${state[$name]-left}"
+        fi
     done
     return $left
 }
@@ -588,12 +606,16 @@ section=${names[0]}
 [[ $dry ]] || trap 'stop 130' INT
 [[ $dry ]] || trap 'stop 143' TERM
 
+complete() { # section: whether its files are still there
+    local of
+    for of in $(field "$1" 5); do [[ -e $out/$(in_out "$of") ]] || return 1; done
+}
 for section in "${names[@]}"; do
     seconds=$(field "$section" 2)
-    if [[ ${lacking[$section]-} ]]; then
-        why[$section]="needs ${lacking[$section]}"
-    elif [[ ${state[$section]-} == 'done' && ! $redo ]]; then
+    if [[ ${state[$section]-} == 'done' && ! $redo ]] && complete "$section"; then
         note "$section: is done"
+    elif [[ ${lacking[$section]-} ]]; then
+        why[$section]="needs ${lacking[$section]}"
     elif [[ $limit ]] && ((SECONDS + seconds > limit)); then
         why[$section]="takes about $seconds s, $((limit > SECONDS ? limit - SECONDS : 0)) s are left"
     else
