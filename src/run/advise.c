@@ -422,15 +422,29 @@ void advise_count_costs(const struct situation *situation, const struct candidat
             trains ? missing * advise_device_bytes(situation) : set->bytes - set->measured_bytes;
 }
 
-/* Guesses which share of a mixture can be read: as fast as the fastest way that reads the set. */
-static double guess_share(const struct advice_question *question, const struct contender *contender)
+#define MIX_SHARE    (2.0 / 3) /* of the largest share with which steps do not wait, so that they never do */
+#define MIX_NEEDLESS 0.98      /* a rate from this share of the step's on needs no mixture */
+
+/* Chooses the share of the samples of a mixture that are read: MIX_SHARE of what the fastest way that reads
+ * the set delivered during training, as --mix synth:auto does after a search that takes longer. */
+static enum status choose_share(const struct advice_question *question, const struct contender *contender,
+                                struct advise_pace *pace)
 {
     double best = 0;
     for (const struct contender *other = contender - contender->number; other < contender; other++)
         if (other->advice->measured && strcmp(other->candidate->variant, "load") == 0 &&
             other->advice->place != ADVISE_PREPARED)
             best = fmax(best, other->advice->reached_per_s[other->advice->rounds - 1]);
-    return fmin(1, fmax(0.05, best / advise_needed(question)));
+    const double most = best / advise_needed(question);
+    if (!(most > 0))
+        return status_set(STATUS_UNAVAILABLE, "no way that reads all images could be measured");
+    if (most > MIX_NEEDLESS)
+        return status_set(STATUS_UNAVAILABLE,
+                          "steps wait for at most %.0f %% of their time even if all images are read",
+                          100 * (1 - MIX_NEEDLESS));
+    pace->share = fmax(0.01, MIX_SHARE * most);
+    snprintf(pace->mix, sizeof pace->mix, "synth:%.4g,load:%.4g", 1 - pace->share, pace->share);
+    return STATUS_OK;
 }
 
 /* Measures a way once. If there is a GPU, a training step consumes the images; the rate without a step is
@@ -441,7 +455,11 @@ static enum status measure(struct situation *situation, double time_s, struct co
     struct advice *advice = contender->advice;
     struct advice_question *question = &situation->question;
     if (question->model) {
-        contender->pace.guess = guess_share(question, contender);
+        if (candidate->place == ADVISE_MIXED && contender->pace.share == 0) {
+            enum status status = choose_share(question, contender, &contender->pace);
+            advice->dropped = status != STATUS_OK; /* another run would choose the same */
+            TRY(status);
+        }
         return advise_train_once(situation, candidate, time_s, &contender->pace, advice);
     }
     struct measured alone = {.items = NAN}, step;

@@ -282,9 +282,8 @@ extern const struct candidate advise_trainings[ADVISE_TRAININGS];
 /* How long the runs of a way are, which its earlier runs decide. */
 struct advise_pace {
     double step_s; /* 0: not measured; as long as without input */
-    double share;  /* of the samples of a mixture that are read; 0: the run chooses it */
-    double guess;  /* of `share`, for the length of the first run */
-    char mix[64];  /* --mix; empty: the run chooses the share */
+    double share;  /* of the samples of a mixture that are read; 0: not chosen */
+    char mix[64];  /* --mix, with this share */
 };
 
 /* Returns the bytes of all images of the set as a GPU keeps them: as in a batch, or with random crops as

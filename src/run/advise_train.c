@@ -118,7 +118,7 @@ static void fill_training(const struct situation *situation, const struct candid
         advise_add_number(arguments, "--threads", (double)options->threads);
     advise_add_text(arguments, "--feed", candidate->variant);
     if (place == ADVISE_MIXED)
-        advise_add_text(arguments, "--mix", *mix ? mix : "synth:auto,load");
+        advise_add_text(arguments, "--mix", mix);
     advise_add_text(arguments, "--data", reads || prepared ? data : "synth");
     advise_add_number(arguments, "--classes", (double)options->classes);
     if (place == ADVISE_RESIDENT)
@@ -158,7 +158,6 @@ static void shorten(double train_size, double epochs, struct arguments *argument
 struct measured {
     double items_per_s, step_s, stall_share, joules_per_item;
     double memory_bytes, samples, parameters, resident; /* `resident`: samples in GPU memory */
-    const char *shares;
 };
 
 static enum status read_epochs(const struct table *table, double warm, struct measured *measured)
@@ -171,8 +170,7 @@ static enum status read_epochs(const struct table *table, double warm, struct me
     *measured = (struct measured){.memory_bytes = advise_number(table, last, "memory_bytes"),
                                   .samples = advise_number(table, last, "train_samples"),
                                   .parameters = advise_number(table, last, "parameters"),
-                                  .resident = advise_number(table, last, "resident_device_samples"),
-                                  .shares = table_cell(table, last, table_column(table, "mix_shares"))};
+                                  .resident = advise_number(table, last, "resident_device_samples")};
     for (size_t row = last + 1 - (size_t)(epochs - warm); row <= last; row++, count++) {
         double row_s = advise_number(table, row, "time_mean_s");
         time_s += row_s;
@@ -222,24 +220,7 @@ enum status advise_measure_step(struct situation *situation)
 
 /* ---- One measurement ---- */
 
-#define TRAINED_SHARE 0.85  /* at least this share of a set is trained on; the rest may be held out */
-#define READ_ALL      0.995 /* a mixture with a larger share of read samples is no mixture */
-
-/* Takes over what the first run of a mixture chose. */
-static enum status take_share(const char *shares, struct advise_pace *pace)
-{
-    const char *load = strstr(shares, "load=");
-    pace->share = load ? strtod(load + 5, NULL) : NAN;
-    if (!(pace->share > 0 && pace->share <= 1))
-        return status_set(STATUS_FAILED, "a run has no shares of a mixture: '%s'", shares);
-    if (pace->share > READ_ALL)
-        return status_set(
-            STATUS_UNAVAILABLE,
-            "steps do not wait even if all samples are read, so --mix synth:auto,load generates none");
-    snprintf(pace->mix, sizeof pace->mix, "synth:%.4g,load:%.4g", 1 - pace->share, pace->share);
-    return STATUS_OK;
-}
-
+#define TRAINED_SHARE 0.85 /* at least this share of a set is trained on; the rest may be held out */
 enum status advise_train_once(struct situation *situation, const struct candidate *candidate, double time_s,
                               struct advise_pace *pace, struct advice *advice)
 {
@@ -251,13 +232,15 @@ enum status advise_train_once(struct situation *situation, const struct candidat
     bool prepared = place == ADVISE_PREPARED,
          generated = place == ADVISE_GENERATED || place == ADVISE_CONSTANT;
     double batch = (double)situation->question.batch;
-    double share = place != ADVISE_MIXED ? 1 : pace->share > 0 ? pace->share : pace->guess;
+    double share = place != ADVISE_MIXED ? 1 : pace->share;
     const double step_s = pace->step_s > 0 ? pace->step_s : situation->question.step_s,
                  wanted = time_s / step_s;
     double samples = TRAINED_SHARE * (double)(prepared ? set->prepared_samples : set->measured_samples);
     double most = generated ? wanted : fmax(1, floor(samples / batch / share));
     double steps = fmax(1, fmin(ceil(wanted / EPOCHS_MIN), most));
-    double warm = situation->gpu && !generated ? ceil(fmax(WARM_STEPS, WARM_S / step_s) / steps) : 1;
+    double warm = situation->gpu && set->coded && !generated && !prepared
+                      ? ceil(fmax(WARM_STEPS, WARM_S / step_s) / steps)
+                      : 1;
     double epochs = warm + fmin(fmax(ceil(wanted / steps), EPOCHS_MIN), EPOCHS_MAX);
     fill_training(situation, candidate, prepared ? set->prepared : set->data, pace->mix, &arguments);
     if (prepared) /* a class may have too few samples to hold one out */
@@ -275,11 +258,6 @@ enum status advise_train_once(struct situation *situation, const struct candidat
         return status_set(STATUS_UNAVAILABLE, "only %.0f of %.0f samples fit into GPU memory",
                           measured.resident, measured.samples);
     pace->step_s = measured.step_s;
-    if (place == ADVISE_MIXED && !*pace->mix) {
-        status = take_share(measured.shares, pace);
-        advice->dropped = status != STATUS_OK; /* another run would choose the same */
-        TRY(status);
-    }
     snprintf(advice->mix, sizeof advice->mix, "%s", pace->mix);
     if (!isnan(measured.joules_per_item))
         advice->joules_per_image = measured.joules_per_item;
