@@ -41,7 +41,7 @@ vit-load         60 no  gpu               train_vit_load
 resnet           50 no  gpu               train_resnet
 pytorch         130 no  gpu,mnist,torch   train_pytorch
 pytorch-cpu      40 no  mnist,torch       train_pytorch_cpu
-largest         100 no  gpu               largest
+largest         180 no  gpu               largest
 load-cpu         40 no  -                 load_cpu
 break-even      310 no  -                 break_even_synth break_even_load
 break-even-cold 260 no  -                 break_even_cold
@@ -347,8 +347,12 @@ training() {
 }
 
 largest() {
-    attempt python3 scripts/compare/memory.py largest --bench "$bench" --models cnn,vit-tiny,vit-base,resnet50 \
-        --variants train-cuda,train-graph,train-vit,train-resnet --out "$(file largest)"
+    local of
+    for of in 'train-cuda,train-tf32,train-bf16,train-amp,train-graph --models cnn' \
+        'train-vit --models vit-micro,vit-tiny,vit-small,vit-base,vit-large' 'train-resnet --models resnet-micro,resnet50'; do
+        # shellcheck disable=SC2086
+        attempt python3 scripts/compare/memory.py largest --bench "$bench" --variants $of --out "$(file largest)"
+    done
 }
 
 infer() {
