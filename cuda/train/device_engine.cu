@@ -381,10 +381,10 @@ enum status device_engine_totals(void *state, struct train_totals *totals)
     totals->skipped = skipped;
     if (engine->steps > 0 && !train->stage)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, engine->gather_begin, engine->gather_end));
-    totals->data_s = train->stage ? -1 : 1e-3 * gather_ms * (double)engine->steps;
+    totals->data_s = 1e-3 * gather_ms * (double)engine->steps;
     if (device_feed_delivers(&engine->feed))
         TRY(device_feed_totals(&engine->feed, engine->steps, totals));
-    if (train_parts(train) > 1)
+    if (train->stage || train_parts(train) > 1)
         totals->data_s = -1;
     device_progress_clear(&engine->progress);
     return clear_totals(engine);
