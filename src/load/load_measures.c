@@ -9,10 +9,10 @@
 #include "core/timer.h"
 
 /* The columns of the latencies of a system call. */
-#define LATENCY(call, name, words)                                                              \
-    {                                                                                           \
-        call "_" name "_s", VALUE_REAL, COMBINE_MAX, "s",                                       \
-            .about = words " of the latencies of " call " calls, in one extra run", .digits = 4 \
+#define LATENCY(call, name, words)                                                     \
+    {                                                                                  \
+        call "_" name "_s", VALUE_REAL, COMBINE_MAX, "s",                              \
+            .about = words " latency of " call " calls, in one extra run", .digits = 4 \
     }
 #define LATENCIES(call)                                                      \
     LATENCY(call, "p50", "median"), LATENCY(call, "p99", "99th percentile"), \
@@ -35,11 +35,9 @@ const struct column load_columns[] = {
     {"shards_per_batch", VALUE_REAL, COMBINE_MEAN, "",
      .about = "mean number of shards whose samples a batch mixes", .digits = 4},
     {"resident_share_before", VALUE_REAL, COMBINE_MIN, "",
-     .about = "share of the data set that is in the page cache before the last timed run",
-     .digits = DECIMALS(4)},
+     .about = "share of the data set in the page cache before the last timed run", .digits = DECIMALS(4)},
     {"resident_share_after", VALUE_REAL, COMBINE_MIN, "",
-     .about = "share of the data set that is in the page cache after the last timed run",
-     .digits = DECIMALS(4)},
+     .about = "share of the data set in the page cache after the last timed run", .digits = DECIMALS(4)},
     {"storage_read_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
      .about = "bytes that Linux read from storage devices for this process during the last timed run",
      .better = BETTER_LOWER},

@@ -35,7 +35,7 @@ static const struct column result_columns[] = {
     {"warmups", VALUE_INTEGER, COMBINE_COMPUTED, "", .about = "untimed runs before the samples"},
     {"samples", VALUE_INTEGER, COMBINE_COMPUTED, "", .about = "timed runs"},
     {"settled", VALUE_FLAG, COMBINE_COMPUTED, "",
-     .about = "yes or no: whether the error of the median fell below --max-error"},
+     .about = "whether the error of the median fell below --max-error"},
     {"median_error", VALUE_REAL, COMBINE_COMPUTED, "",
      .about = "half the width of the median's 95 % confidence interval, relative to the median"},
     {"time_min_s", VALUE_REAL, COMBINE_COMPUTED, "s", .about = "shortest time of a run"},
@@ -86,7 +86,7 @@ static const struct column result_columns[] = {
 static const struct column check_columns[] = {
     {"cache", VALUE_WORD, COMBINE_FIRST, "", .about = "state of the page cache at the start of a run"},
     {"verified", VALUE_FLAG, COMBINE_FIRST, "",
-     .about = "yes or no: whether --verify compared the results with the reference"},
+     .about = "whether --verify compared the results with the reference"},
     {"wrong", VALUE_INTEGER, COMBINE_SUM, "", .about = "wrong items; empty if they were not checked"},
 };
 

@@ -167,12 +167,9 @@ static const char *const benchmark_options[] = {"vertices", "orbits", "noise", "
 
 static const struct column columns[] = {
     {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
-    {"noise_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "time of the stage that draws random numbers, in one extra run"},
-    {"vertices_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "time of the stage that computes vertices, in one extra run"},
-    {"painting_s", VALUE_REAL, COMBINE_MAX, "s",
-     .about = "time of the stage that paints the canvas, in one extra run"},
+    {"noise_s", VALUE_REAL, COMBINE_MAX, "s", .about = "time to draw random numbers, in one extra run"},
+    {"vertices_s", VALUE_REAL, COMBINE_MAX, "s", .about = "time to compute vertices, in one extra run"},
+    {"painting_s", VALUE_REAL, COMBINE_MAX, "s", .about = "time to paint the canvas, in one extra run"},
     {"bank_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
      .about = "memory of the orbits from which fractals are drawn"},
     {"bank_s", VALUE_REAL, COMBINE_MAX, "s",

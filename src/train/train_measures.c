@@ -31,13 +31,9 @@ const struct column train_columns[] = {
     {"trained_s", VALUE_REAL, COMBINE_FIRST, "s",
      .about = "time of all epochs so far, including those before a resumption", .of_run = true},
     {"to_98_s", VALUE_REAL, COMBINE_FIRST, "s",
-     .about =
-         "trained_s after the first epoch in which at least 98 % of the test set is classified correctly",
-     .of_run = true},
+     .about = "trained_s after the first epoch with a test_acc of at least 0.98", .of_run = true},
     {"to_99_s", VALUE_REAL, COMBINE_FIRST, "s",
-     .about =
-         "trained_s after the first epoch in which at least 99 % of the test set is classified correctly",
-     .of_run = true},
+     .about = "trained_s after the first epoch with a test_acc of at least 0.99", .of_run = true},
     {"data_share", VALUE_REAL, COMBINE_MAX, "",
      .about = "share of the epoch's time in which training waited for samples or gathered them", .digits = 4},
     {"memory_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes", .about = "memory that the engine allocates",
