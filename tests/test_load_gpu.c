@@ -295,6 +295,8 @@ Test(load_gpu, combinations_of_options_are_accepted_or_refused, .init = make_fol
         {"--out-res 8 --channels 2", &cpu, "'2' is neither 1 (gray) nor 3 (colour)", 0},
         {"--augment --shift 3", &cpu, NULL, 0},
         {"--decode --shift 3", &cpu, "--shift requires --augment", 0},
+        {"--out-res 64 --blur-sigma 1", &cpu, "--blur-sigma requires --blur P", 0},
+        {"--out-res 64 --color-jitter-p 0.5", &cpu, "--color-jitter-p requires --color-jitter B,C,S,H", 0},
         {"--dtype raw", &cpu, NULL, 0},
         {"--dtype raw --mean 1", &device, "--dtype raw keeps the values as stored; drop --mean and --std", 0},
         {"--dtype raw --std 2", &device, "--dtype raw keeps the values as stored; drop --mean and --std", 0},

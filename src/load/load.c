@@ -243,6 +243,12 @@ static enum status check_combination(const struct options *given, struct load_pa
                             " keeps the values as stored; drop --mean and --std");
     if (!parameters->augment && options_given(given, "shift"))
         return status_option(STATUS_USAGE, "shift", " requires --augment; add it");
+    if (!parameters->color.jitter && options_given(given, "color-jitter-p"))
+        return status_option(STATUS_USAGE, "color-jitter-p", " requires --color-jitter B,C,S,H; add it");
+    static const char *const of_blur[] = {"blur-kernel", "blur-sigma"};
+    for (size_t i = 0; i < COUNT_OF(of_blur); i++)
+        if (!(parameters->color.blur > 0) && options_given(given, of_blur[i]))
+            return status_option(STATUS_USAGE, of_blur[i], " requires --blur P; add it");
     struct jitter color;
     struct crop_range range;
     TRY(jitter_read(&parameters->color, &color));
@@ -459,11 +465,8 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     const bool decodes = cpu || traits->decodes, streams = traits->streams;
     if (variant && streams && IS("mean", "std", "dtype", "layout"))
         return false;
-    if (IS("color-jitter-p"))
-        return streams && parameters->color.jitter;
-    if (IS("blur-kernel", "blur-sigma"))
-        return streams && parameters->color.blur > 0;
-    if (IS("color-jitter", "grayscale", "blur", "axes", "lanes", "prefetch"))
+    if (IS("color-jitter", "color-jitter-p", "grayscale", "blur", "blur-kernel", "blur-sigma", "axes",
+           "lanes", "prefetch"))
         return streams;
     if (IS("device-share"))
         return (!variant || parameters->out_res) && device && streams;
