@@ -115,9 +115,9 @@ static const struct option_spec options[] = {
      .column = COLUMN,
      .help = "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds"},
     {"rates-only", NULL, OPTION_FLAG, AT(rates_only),
-     .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, displacement, "
-             "shards_per_batch and those of latencies stay empty. With --cache cold, only the data set is "
-             "evicted from the page cache, even for root"},
+     .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, cpu_clock_hz, "
+             "displacement, shards_per_batch and those of latencies stay empty. With --cache cold, only the "
+             "data set is evicted from the page cache, even for root"},
     COMPUTE_OPTION(AT(compute)),
 };
 
@@ -692,7 +692,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/13",
+    .schema = "load/14",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,
