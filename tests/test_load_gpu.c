@@ -343,7 +343,7 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
         bool cpu, device, ring, decodes, resident;
     } cases[] = {{"dtype", false, true, true, true, true},
                  {"ring", false, false, true, false, false},
-                 {"chunk", false, false, true, false, false},
+                 {"chunk", false, false, false, false, false}, /* without --chunk, the row says its size */
                  {"block", true, false, false, false, false},
                  {"batch", true, true, true, true, true},
                  {"mean", false, true, true, true, true},
@@ -375,6 +375,9 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
         cr_expect_eq(job.workload->applies(job.parameters, NULL, cases[i].option),
                      strcmp(cases[i].option, "shift") != 0, "%s: any variant", cases[i].option);
     }
+    close_job(&job);
+    must(open_job(&job, "--chunk 2048"));
+    cr_expect(job.workload->applies(job.parameters, &variants[2], "chunk"));
     close_job(&job);
 }
 

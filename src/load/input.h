@@ -97,6 +97,7 @@ struct load_parameters {
                         deliver on a device can use these options. */
     bool default_shuffle; /* --shuffle was not given: variants that stream have STREAM_SHUFFLE; set by
                              load_open() */
+    bool default_chunk;   /* --chunk was not given: pinned shards have larger chunks; set by load_open() */
     bool by_channel;      /* --mean or --std has one value per channel; set by load_open() */
 };
 
@@ -168,6 +169,9 @@ struct load_result {
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
     int threads;               /* threads that shared the run */
+    uint64_t chunk_bytes;      /* of variants with rings; otherwise 0 */
+    double pinned_share;       /* share of the bytes that were copied to the device from pinned shards */
+    double pin_s;              /* time to map and pin the shards, in setup() */
     uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
                              only the delivered bytes */
     const char *decoder;  /* one of decoder_names; NULL if nothing is decoded for a device */

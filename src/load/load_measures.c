@@ -75,6 +75,11 @@ const struct column load_columns[] = {
     COMPUTE_COLUMNS,
     {"cpu_clock_hz", VALUE_REAL, COMBINE_MEAN, "Hz",
      .about = "clock of the CPU threads, which all compute, right after a run", .digits = 4},
+    {"pinned_share", VALUE_REAL, COMBINE_MIN, "",
+     .about = "share of the bytes that the last timed run copied to the GPU directly from the page cache",
+     .digits = DECIMALS(4)},
+    {"pin_s", VALUE_REAL, COMBINE_MAX, "s", .about = "time to map and pin the shards, before the first run",
+     .digits = 4},
     {.name = NULL},
 };
 
@@ -217,6 +222,11 @@ enum status load_observe(const void *input, const struct variant *variant, void 
         row_real(row, "first_batch_s", result->first_batch_s);
     if (((const struct load_traits *)variant->traits)->streams)
         row_count(row, "resident_samples", result->resident);
+    if (((const struct load_traits *)variant->traits)->ring) {
+        row_count(row, "chunk", result->chunk_bytes >> 10); /* may differ from the option's default */
+        row_real(row, "pinned_share", result->pinned_share);
+    }
+    row_positive(row, "pin_s", result->pin_s);
     if (result->resident_device)
         row_count(row, "resident_device_samples", result->resident_device);
     if (((const struct load_traits *)variant->traits)->resident)
