@@ -18,17 +18,7 @@
 #include "core/timer.h"
 #include "machine/guard.h"
 #include "machine/device.h"
-#include "machine/host.h"
 #include "load/ring.cuh"
-
-/* Every copy to the device takes about 3 us longer than its bytes take. Smaller pieces are therefore copied
- * to the buffer, by many threads at the same time. */
-#define PINNED_MIN_BYTES (512u << 10)
-/* Size of chunks of pinned shards if --chunk is not given. A chunk needs two copies, of its bytes and of its
- * table; the bytes take 150 us, so that these copies are at most 4 % slower than larger ones. Other chunks
- * should fit into the CPU's cache. */
-#define PINNED_CHUNK_BYTES (UINT64_C(8) << 20)
-#define SHARE_CHUNKS_MIN   4 /* at least this number of chunks per thread, so copies and kernels overlap */
 
 struct mapping {
     uint8_t *bytes; /* NULL: not mapped */
@@ -115,7 +105,7 @@ static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct pie
     const struct array_extent *extents = worker->ring->delivery.arrays.extents + piece->first;
     const uint8_t *from = shards_of(worker)->mappings[piece->shard].bytes + piece->offset;
     piece->got = piece->bytes;
-    if (piece->bytes >= PINNED_MIN_BYTES && has_its_pages(shards_of(worker), piece->shard)) {
+    if (piece->bytes >= LOAD_PINNED_MIN_BYTES && has_its_pages(shards_of(worker), piece->shard)) {
         piece->pinned = from;
         return;
     }
@@ -160,38 +150,18 @@ static const struct ring_type shards_gpu_type = {.on_device = false,
 
 /* ---- Mappings ---- */
 
-/* Returns whether mappings should be pinned: if whole chunks can be copied from them, if they leave half of
- * the available memory to others, and if the driver can pin memory that the process may only read. */
-static bool should_pin(const struct load *load, int device)
+static bool can_pin(int device)
 {
-    const struct dataset *dataset = load->dataset;
-    uint64_t bytes = 0;
     int supported = 0;
-    if (load->given->cache != LOAD_WARM || load->given->decode)
-        return false;
-    for (uint32_t f = 0; f < dataset->file_count; f++) {
-        bytes += dataset->files[f].bytes;
-        if (dataset_copied(dataset, f))
-            return false;
-    }
-    return bytes <= memory_available_bytes() / 2 &&
-           cudaDeviceGetAttribute(&supported, cudaDevAttrHostRegisterReadOnlySupported, device) ==
+    return cudaDeviceGetAttribute(&supported, cudaDevAttrHostRegisterReadOnlySupported, device) ==
                cudaSuccess &&
            supported;
-}
-
-static uint64_t pinned_chunk_bytes(const struct load *load, int threads)
-{
-    uint64_t share = load->dataset->bytes / load->ranks / (uint64_t)threads / SHARE_CHUNKS_MIN >> 12 << 12;
-    return share < load->chunk_bytes    ? load->chunk_bytes
-           : share < PINNED_CHUNK_BYTES ? share
-                                        : PINNED_CHUNK_BYTES;
 }
 
 /* Pins a mapping, unless it is too small. If the driver cannot pin it, pins no more mappings. */
 static void pin(struct shards_gpu *shards, struct mapping *mapping, uint64_t bytes)
 {
-    if (!shards->pins || bytes < PINNED_MIN_BYTES)
+    if (!shards->pins || bytes < LOAD_PINNED_MIN_BYTES)
         return;
     mapping->pinned = cudaHostRegister(mapping->bytes, bytes, cudaHostRegisterReadOnly) == cudaSuccess;
     shards->pins = mapping->pinned;
@@ -254,17 +224,15 @@ static enum status open_shards(struct shards_gpu *shards, const struct resources
     shards->mappings =
         static_cast<struct mapping *>(calloc(load->dataset->file_count, sizeof *shards->mappings));
     TRY(ALLOCATED(shards->mappings, "out of memory for %u shards", load->dataset->file_count));
-    shards->pins = should_pin(load, resources->device);
+    shards->pins = load_should_pin(load) && can_pin(resources->device);
     if (shards->pins) {
         double begin_s = timer_now_s();
         CUDA_TRY(cudaSetDevice(resources->device));
         TRY(map_all(shards));
         pin_s = timer_now_s() - begin_s;
     }
-    TRY(ring_open(&shards->ring, resources, load,
-                  shards->pins && load->given->default_chunk ? pinned_chunk_bytes(load, resources->threads)
-                                                             : load->chunk_bytes,
-                  &shards_gpu_type));
+    uint64_t chunk_bytes = shards->pins ? load_pinned_chunk(load, resources->threads) : load->chunk_bytes;
+    TRY(ring_open(&shards->ring, resources, load, chunk_bytes, &shards_gpu_type));
     shards->ring.delivery.result.pin_s = pin_s;
     return guard_open(&shards->guard);
 }

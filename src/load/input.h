@@ -219,6 +219,19 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
  * file that can be opened and is not empty. */
 bool load_pages_hidden(const struct dataset *dataset);
 
+/* Every copy to a device takes about 3 us longer than its bytes take. Smaller pieces of pinned shards are
+ * therefore copied to a buffer, by many threads at the same time. */
+#define LOAD_PINNED_MIN_BYTES (512u << 10)
+
+/* Returns whether the mapped shards should be pinned for copies to a device: with a warm page cache, if
+ * samples are not decoded, if no file is a copy in memory or from a URL, and if the files leave half of the
+ * available memory to others. */
+bool load_should_pin(const struct load *load);
+
+/* Returns the size of chunks of pinned shards, in bytes, for `threads` threads. Without --chunk, it is 8 MiB
+ * or, if that is smaller, a quarter of a thread's share, but not below the default of --chunk. */
+uint64_t load_pinned_chunk(const struct load *load, int threads);
+
 /* Sets `*bytes` to the number of bytes that this process has read from storage devices so far
  * (/proc/self/io). Returns false if Linux does not report it. */
 bool cache_device_bytes(uint64_t *bytes);
