@@ -1,5 +1,6 @@
 /* Tests the facts about the machine: processors, memory and its limits, clocks, the Slurm job, and GPUs (with
  * a fake NVML library). */
+#include "core/timer.h"
 #include "machine/env.h"
 #include "machine/gpu_watch.h"
 #include "machine/host.h"
@@ -7,6 +8,7 @@
 
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
+#include <math.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -231,6 +233,32 @@ Test(env, maximum_clock_is_unknown_without_a_number, .init = make_folder, .fini 
 {
     put_frequency(0, "amd-pstate\n", NULL);
     cr_expect(zero(dbl, env_max_clock_hz(folder)));
+}
+
+/* Measures the clock with rotations, which take one cycle each, in place of multiplications. */
+static double rotation_clock_hz(void)
+{
+    double clock_hz = 0;
+    for (int round = 0; round < 200; round++) {
+        uint32_t value = 3, left = 1000;
+        const double begin_s = timer_now_s();
+        __asm__ volatile("1: .rept 32\n rorl $1, %0\n .endr\n decl %1\n jnz 1b"
+                         : "+r"(value), "+r"(left)
+                         :
+                         : "cc");
+        clock_hz = fmax(clock_hz, 32e3 / (timer_now_s() - begin_s));
+    }
+    return clock_hz;
+}
+
+Test(env, measures_the_clock_of_all_threads)
+{
+    double closest = HUGE_VAL; /* clocks change, and other processes may disturb an attempt */
+    for (int attempt = 0; attempt < 10 && closest > 0.03; attempt++) {
+        const double clock_hz = env_clock_hz(1 + attempt % 2), expected_hz = rotation_clock_hz();
+        closest = fmin(closest, fabs(clock_hz / expected_hz - 1));
+    }
+    cr_expect_lt(closest, 0.03, "differs by %.3g from the clock that rotations show", closest);
 }
 
 Test(nvml, reads_a_gpu)

@@ -201,9 +201,9 @@ Test(figures_train, sets_of_the_pretraining_are_compared)
              "scripts/figures/fine_tuning.py $D/few.csv");
     EXPECT_OUT(", 1 of 2 seeds |");
     SHELL(2,
-          "sed '2s|^train/12|load/13|' tests/data/formulas/rows.csv > $D/results/formulas/rows.csv; " SELECT
+          "sed '2s|^train/12|load/14|' tests/data/formulas/rows.csv > $D/results/formulas/rows.csv; " SELECT
           "fine_tuning_sets");
-    EXPECT_OUT("rows.csv, line 2: schema 'load/13' is not of training; move this file away");
+    EXPECT_OUT("rows.csv, line 2: schema 'load/14' is not of training; move this file away");
     shell("rm -r $D/results/formulas; " SELECT "--reference $D/reference fine_tuning_sets");
     EXPECT_OUT("skipped fine_tuning_sets: no data; to measure it: scripts/compare/pretrain_formulas.py");
 }

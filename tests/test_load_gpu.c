@@ -11,6 +11,7 @@
 #include "load/arrays.h"
 #include "load/convert.h"
 #include "load/checksum.cuh"
+#include "machine/host.h"
 #include "data/checksum.h"
 #ifdef HAVE_XXHASH
 #include <xxhash.h>
@@ -345,7 +346,7 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
         bool cpu, device, ring, decodes, resident;
     } cases[] = {{"dtype", false, true, true, true, true},
                  {"ring", false, false, true, false, false},
-                 {"chunk", false, false, true, false, false},
+                 {"chunk", false, false, false, false, false}, /* without --chunk, the row says its size */
                  {"block", true, false, false, false, false},
                  {"batch", true, true, true, true, true},
                  {"mean", false, true, true, true, true},
@@ -378,6 +379,76 @@ Test(load_gpu, columns_are_empty_if_an_option_does_not_apply, .init = make_folde
                      strcmp(cases[i].option, "shift") != 0, "%s: any variant", cases[i].option);
     }
     close_job(&job);
+    must(open_job(&job, "--chunk 2048"));
+    cr_expect(job.workload->applies(job.parameters, &variants[2], "chunk"));
+    close_job(&job);
+}
+
+/* ---- Pinned shards ---- */
+
+Test(load_gpu, shards_are_pinned_if_they_are_warm_and_leave_memory_to_others, .init = make_folder,
+     .fini = remove_folder)
+{
+    static const struct {
+        const char *options;
+        bool pinned;
+    } cases[] = {{"", true},
+                 {"--chunk 64", true},
+                 {"--cache any", false},
+                 {"--cache cold", false},
+                 {"--out-res 8", false}};
+    struct job job;
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        must(open_job(&job, cases[i].options));
+        cr_expect_eq(load_should_pin(job.input), cases[i].pinned, "%s", cases[i].options);
+        close_job(&job);
+    }
+    must(open_job(&job, ""));
+    struct load load = *(const struct load *)job.input;
+    struct dataset dataset = *load.dataset;
+    struct dataset_file file = dataset.files[0];
+    load.dataset = &dataset;
+    dataset.files = &file;
+    file.bytes = memory_available_bytes() / 4;
+    cr_expect(load_should_pin(&load));
+    file.bytes *= 3;
+    cr_expect_not(load_should_pin(&load), "more than half of the available memory");
+    file.bytes = 1;
+    file.packed = true;
+    cr_expect_not(load_should_pin(&load), "compressed");
+    close_job(&job);
+}
+
+Test(load_gpu, chunks_of_pinned_shards_follow_from_the_share_of_a_thread, .init = make_folder,
+     .fini = remove_folder)
+{
+    static const struct {
+        uint64_t bytes;
+        uint32_t ranks;
+        int threads;
+        uint64_t kib;
+    } cases[] = {{1, 1, 1, 2048},
+                 {UINT64_C(8) << 20, 1, 1, 2048},
+                 {(UINT64_C(12) << 20) + 4097, 1, 1, 3072},
+                 {UINT64_C(64) << 20, 1, 7, 2340},
+                 {UINT64_C(600000000), 1, 16, 8192},
+                 {UINT64_C(600000000), 2, 16, 4576},
+                 {UINT64_C(1) << 40, 3, 128, 8192}};
+    struct job job;
+    put_array("a.npy", "|u1", "3, 5", 15, 0);
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        for (int given = 0; given < 2; given++) {
+            must(open_job(&job, given ? "--chunk 100" : ""));
+            struct load load = *(const struct load *)job.input;
+            struct dataset dataset = *load.dataset;
+            load.dataset = &dataset;
+            load.ranks = cases[i].ranks;
+            dataset.bytes = cases[i].bytes;
+            cr_expect_eq(load_pinned_chunk(&load, cases[i].threads) >> 10, given ? 100 : cases[i].kib,
+                         "case %zu", i);
+            close_job(&job);
+        }
 }
 
 /* An option that no variant of the run reads must not be ignored silently. */

@@ -826,7 +826,7 @@ Test(load_stream, columns_describe_the_run)
     static const char *const filled[] = {"copy_bytes_per_s", "copy_share",        "cpu_cores",
                                          "displacement",     "shards_per_batch",  "decode_s",
                                          "first_batch_s",    "peak_memory_bytes", "memory_efficiency",
-                                         "jpeg_warnings",    "checksum"};
+                                         "jpeg_warnings",    "checksum",          "cpu_clock_hz"};
     static const char *const empty[] = {"augment_s", "open_p50_s", "steps", "decoded_by"};
     struct job job;
     make_digits();

@@ -5,8 +5,6 @@
 #include <string.h>
 
 #include <new>
-#include <thread>
-#include <vector>
 
 #include "common/check.cuh"
 #include "common/stream.cuh"
@@ -179,8 +177,20 @@ static void close_queue(const struct delivery *delivery, struct output_queue *qu
         plain_close(&queue->plain);
 }
 
+static void end_threads(struct delivery *delivery)
+{
+    {
+        std::lock_guard<std::mutex> guard(delivery->lock);
+        delivery->closing = true;
+    }
+    delivery->begins.notify_all();
+    for (std::thread &thread : delivery->threads)
+        thread.join();
+}
+
 void delivery_close(struct delivery *delivery)
 {
+    end_threads(delivery);
     for (uint32_t w = 0; delivery->queues && w < delivery->workers; w++)
         close_queue(delivery, &delivery->queues[w]);
     free(delivery->queues);
@@ -572,27 +582,54 @@ static enum status finish_run(struct delivery *delivery, uint64_t number)
     return verifier_finish(&delivery->verifier, number, &delivery->result.checksum, &lost);
 }
 
+/* The thread of a worker: does its work in each run. */
+static void serve(struct delivery *delivery, uint32_t worker)
+{
+    std::unique_lock<std::mutex> guard(delivery->lock);
+    for (uint64_t runs = 0;; runs = delivery->runs) {
+        delivery->begins.wait(guard, [&] { return delivery->runs > runs || delivery->closing; });
+        if (delivery->closing)
+            return;
+        guard.unlock();
+        work(&delivery->queues[worker], delivery->read);
+        guard.lock();
+        if (--delivery->working == 0)
+            delivery->ends.notify_one();
+    }
+}
+
+static enum status start_threads(struct delivery *delivery)
+{
+    try {
+        while (delivery->threads.size() + 1 < delivery->workers)
+            delivery->threads.emplace_back(serve, delivery, (uint32_t)delivery->threads.size() + 1);
+    } catch (const std::exception &) { /* thrown if threads or memory run out */
+        return status_set(STATUS_FAILED, "cannot start %u threads; lower --threads", delivery->workers);
+    }
+    return STATUS_OK;
+}
+
+/* Calls work() once per worker, each in its own thread. */
+static void work_all(struct delivery *delivery, enum status (*read)(struct output_queue *queue))
+{
+    {
+        std::lock_guard<std::mutex> guard(delivery->lock);
+        delivery->read = read;
+        delivery->working = delivery->workers - 1;
+        delivery->runs++;
+    }
+    delivery->begins.notify_all();
+    work(&delivery->queues[0], read);
+    std::unique_lock<std::mutex> guard(delivery->lock);
+    delivery->ends.wait(guard, [&] { return delivery->working == 0; });
+}
+
 enum status delivery_run(struct delivery *delivery, uint64_t number,
                          enum status (*read)(struct output_queue *queue))
 {
-    std::vector<std::thread> threads;
-    bool started = true;
+    TRY(start_threads(delivery));
     TRY(begin_run(delivery, number));
-    try {
-        for (uint32_t w = 1; w < delivery->workers; w++)
-            threads.emplace_back(work, &delivery->queues[w], read);
-    } catch (const std::exception &) { /* thrown if threads or memory run out */
-        started = false;
-        give_up(delivery);
-    }
-    if (started)
-        work(&delivery->queues[0], read);
-    for (std::thread &thread : threads)
-        thread.join();
-    if (!started) {
-        (void)cudaDeviceSynchronize();
-        return status_set(STATUS_FAILED, "cannot start %u threads; lower --threads", delivery->workers);
-    }
+    work_all(delivery, read);
     for (uint32_t w = 0; w < delivery->workers; w++)
         if (delivery->queues[w].failure.status != STATUS_OK)
             return stop_after_failure(delivery);

@@ -12,6 +12,8 @@
 #include <deque>
 #include <mutex>
 #include <new>
+#include <thread>
+#include <vector>
 
 #include <cuda_runtime.h>
 
@@ -107,6 +109,15 @@ struct delivery {
     uint32_t next;                   /* worker whose turn it is */
     uint64_t steps;                  /* batches passed to the consumer so far */
     std::atomic<bool> failed;        /* a worker has failed, so the others stop */
+
+    /* The threads of all workers but the first. They start in the first run, which warms up, and wait between
+     * runs, because starting 15 threads takes a noticeable part of a run of 10 ms. */
+    std::vector<std::thread> threads;
+    std::condition_variable begins, ends; /* a run begins, or the threads must end; a thread ends its work */
+    enum status (*read)(struct output_queue *queue); /* what the workers do in this run */
+    uint64_t runs;                                   /* number of runs that have begun */
+    uint32_t working;                                /* number of threads that work */
+    bool closing;
 };
 
 /* Examines the samples and computes slot sizes. Allocates no device memory. `packed` is passed to

@@ -330,7 +330,7 @@ static enum status open_gds(struct gds *gds, const struct resources *resources, 
     TRY(cufile_way(&gds->direct, &gds->batches));
     gds->type = gds_type;
     gds->type.alignment = gds->direct ? BLOCK_BYTES : 1;
-    TRY(ring_open(&gds->ring, resources, load, &gds->type));
+    TRY(ring_open(&gds->ring, resources, load, load->chunk_bytes, &gds->type));
     for (uint32_t w = 0; w < gds->ring.delivery.workers; w++) {
         struct ring_worker *worker = &gds->ring.workers[w];
         TRY(open_batches(gds, worker));

@@ -306,19 +306,40 @@ struct tables {
     uint32_t count;
 };
 
-/* Copies the chunk to the device. If the chunk was read into a device buffer, copies only its tables.
- * Launches the kernels that unpack the chunk. */
+static cudaError_t to_device(uint8_t *to, const uint8_t *from, uint64_t bytes, cudaStream_t stream)
+{
+    return bytes > 0 ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream) : cudaSuccess;
+}
+
+/* Copies the chunk to the device. If the chunk was read into a device buffer, copies only its tables. Pieces
+ * that are in other pinned memory are copied from there. */
+static enum status copy_chunk(struct ring_worker *worker, uint32_t index, const struct tables *tables)
+{
+    const struct chunk *chunk = &worker->chunks[index];
+    uint8_t *device = ring_device(worker, index);
+    const uint8_t *host = ring_host(worker, index);
+    uint64_t from = worker->ring->type->on_device ? tables->unpack : 0; /* where the next copy begins */
+    RANGE(COPY);
+    for (uint32_t p = 0; p < chunk->piece_count; p++) {
+        const struct piece *piece = &chunk->pieces[p];
+        worker->piece_bytes += piece->bytes;
+        if (!piece->pinned)
+            continue;
+        CUDA_TRY(to_device(device + from, host + from, piece->at - from, worker->copies));
+        CUDA_TRY(to_device(device + piece->at, piece->pinned, piece->bytes, worker->copies));
+        worker->pinned_bytes += piece->bytes;
+        from = p + 1 < chunk->piece_count ? piece[1].at : tables->unpack;
+    }
+    CUDA_TRY(to_device(device + from, host + from, tables->end - from, worker->copies));
+    return STATUS_OK;
+}
+
+/* Copies the chunk to the device, and launches the kernels that unpack it. */
 static enum status launch(struct ring_worker *worker, uint32_t index, const struct tables *tables)
 {
-    const struct ring *ring = worker->ring;
     struct chunk *chunk = &worker->chunks[index];
     struct output_queue *queue = chunk->share->queue;
-    uint64_t from = ring->type->on_device ? tables->unpack : 0;
-    {
-        RANGE(COPY);
-        CUDA_TRY(cudaMemcpyAsync(ring_device(worker, index) + from, ring_host(worker, index) + from,
-                                 tables->end - from, cudaMemcpyHostToDevice, worker->copies));
-    }
+    TRY(copy_chunk(worker, index, tables));
     CUDA_TRY(cudaEventRecord(worker->copied[index], worker->copies));
     CUDA_TRY(cudaStreamWaitEvent(queue->stream, worker->copied[index], 0));
     struct unpack job = queue_job(queue);
@@ -464,17 +485,22 @@ enum status ring_run(void *state, uint64_t number, struct run_time *time)
     struct ring *ring = static_cast<struct ring *>(state);
     for (uint32_t w = 0; w < ring->delivery.workers; w++) {
         ring->shares[w] = {.queue = &ring->delivery.queues[w]};
+        ring->workers[w].piece_bytes = ring->workers[w].pinned_bytes = 0;
         if (ring->workers[w].decoding)
             ring->workers[w].decoding->time_s = 0;
     }
     enum status status = delivery_run(&ring->delivery, number, ring_read);
+    uint64_t bytes = 0, pinned_bytes = 0;
     ring->delivery.result.decode_s = 0;
     ring->delivery.result.memory_bytes = ring->memory_bytes + ring->decoder.bytes;
     for (uint32_t w = 0; w < ring->delivery.workers; w++) {
         ring_release(&ring->workers[w], ring->shares[w].opened); /* a failure may leave shards open */
+        bytes += ring->workers[w].piece_bytes;
+        pinned_bytes += ring->workers[w].pinned_bytes;
         if (ring->workers[w].decoding)
             ring->delivery.result.decode_s += ring->workers[w].decoding->time_s / ring->delivery.workers;
     }
+    ring->delivery.result.pinned_share = bytes ? (double)pinned_bytes / (double)bytes : 0;
     return status;
 }
 
@@ -500,17 +526,17 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
     return ring->delivery.load->given->decode ? ring_decode_open(worker) : STATUS_OK;
 }
 
-/* Computes the sizes of buffers and tables. A buffer has room for load->chunk_bytes bytes of samples, or for
+/* Computes the sizes of buffers and tables. A buffer has room for `chunk_bytes` bytes of samples, or for
  * the largest sample if that sample is larger than a chunk. The chunk's table follows the samples. A table
  * has one entry for each sample that could fit in a buffer. */
-static void size_buffers(struct ring *ring, const struct load *load)
+static void size_buffers(struct ring *ring, const struct load *load, uint64_t chunk_bytes)
 {
     const struct arrays *arrays = &ring->delivery.arrays;
     uint64_t least = UINT64_MAX;
     uint64_t largest = align_to(arrays->bytes_max + 2 * (ring->type->alignment - 1), PIECE_ALIGNMENT);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         least = arrays->extents[i].bytes < least ? arrays->extents[i].bytes : least;
-    ring->data_bytes = load->chunk_bytes > largest ? load->chunk_bytes : largest;
+    ring->data_bytes = chunk_bytes > largest ? chunk_bytes : largest;
     ring->table_max = (uint32_t)(ring->data_bytes / align_to(least, PIECE_ALIGNMENT));
     ring->buffer_bytes = align_to(ring->data_bytes + ring->table_max * sizeof(struct unpack_entry), 4096);
     if (load->given->decode)
@@ -519,13 +545,14 @@ static void size_buffers(struct ring *ring, const struct load *load)
 }
 
 enum status ring_open(struct ring *ring, const struct resources *resources, const struct load *load,
-                      const struct ring_type *type)
+                      uint64_t chunk_bytes, const struct ring_type *type)
 {
     uint32_t workers = (uint32_t)resources->threads;
     ring->type = type;
     ring->buffers = load->given->ring;
     TRY(delivery_begin(&ring->delivery, resources, load, false, false, workers));
-    size_buffers(ring, load);
+    size_buffers(ring, load, chunk_bytes);
+    ring->delivery.result.chunk_bytes = chunk_bytes;
     if (load->given->decode)
         TRY(ring_decode_begin(ring, load));
     ring->buffer_bytes += align_to(ring->room.fitted, 4096);

@@ -37,6 +37,7 @@ struct piece {
     uint32_t arrival;             /* index of sample `first` in the share's reading order */
     uint64_t offset, bytes;       /* range of bytes in the shard */
     uint64_t at;                  /* offset in the buffer, in bytes */
+    const uint8_t *pinned;        /* pinned memory that has the bytes; NULL: the buffer has them */
     struct open_shard *opened;    /* may be NULL: see struct open_shard */
     void *handle;                 /* the variant's handle of the shard */
     bool broken;                  /* the shard could not be opened */
@@ -105,9 +106,11 @@ struct ring_worker {
     cudaStream_t copies;
     uint8_t *host, *device; /* pinned and device memory: ring->buffers buffers of ring->buffer_bytes each */
     cudaEvent_t *copied, *unpacked;
-    cudaEvent_t unpacked_latest;    /* the element of `unpacked` recorded last; NULL if there is none */
-    struct chunk *chunks;           /* per buffer */
-    uint64_t started, completed;    /* how many chunks were started and completed in this run */
+    cudaEvent_t unpacked_latest; /* the element of `unpacked` recorded last; NULL if there is none */
+    struct chunk *chunks;        /* per buffer */
+    uint64_t started, completed; /* how many chunks were started and completed in this run */
+    /* bytes of all pieces that were copied in this run, and of those with `pinned` */
+    uint64_t piece_bytes, pinned_bytes;
     struct ring_decoding *decoding; /* NULL unless images are decoded */
     void *own;                      /* the variant's data for this worker */
 };
@@ -128,10 +131,10 @@ struct ring {
     struct ring_share *shares; /* per worker */
 };
 
-/* Creates the rings and their delivery. STATUS_TOO_LARGE if they do not fit in memory. The caller closes the
- * ring, even after a failure. */
+/* Creates the rings and their delivery. `chunk_bytes`: bytes per buffer, unless a sample is larger.
+ * STATUS_TOO_LARGE if they do not fit in memory. The caller closes the ring, even after a failure. */
 enum status ring_open(struct ring *ring, const struct resources *resources, const struct load *load,
-                      const struct ring_type *type);
+                      uint64_t chunk_bytes, const struct ring_type *type);
 void ring_close(struct ring *ring);
 
 /* Implements run() of variants whose state has a struct ring as its first member. */

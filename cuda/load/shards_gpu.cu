@@ -1,23 +1,35 @@
 /* `shards-gpu`: all threads read chunks of shards into pinned buffers, which are copied to the device and
  * unpacked there.
  *
- * With a warm page cache, shards are mapped once, and data is copied from the mappings (machine/guard.h).
- * Otherwise, data is read with pread(), because page faults on missing pages are slower than reads.
- * docs/notes/load.md has measurements. */
+ * With a warm page cache, shards are mapped once. Mappings are pinned if possible, and copied to the device
+ * directly. Other data is copied from the mappings to the buffers (machine/guard.h). Without a warm cache,
+ * data is read with pread(), because page faults on missing pages are slower than reads. docs/notes/load.md
+ * has measurements. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/check.cuh"
+#include "core/file.h"
 #include "core/phase.h"
+#include "core/timer.h"
 #include "machine/guard.h"
 #include "machine/device.h"
 #include "load/ring.cuh"
 
+struct mapping {
+    uint8_t *bytes; /* NULL: not mapped */
+    bool pinned;    /* copies to the device may read the mapping */
+};
+
 struct shards_gpu {
-    struct ring ring;   /* must be first */
-    uint8_t **mappings; /* per shard; NULL unless the page cache is warm */
+    struct ring ring; /* must be first */
+    const struct dataset *dataset;
+    struct mapping *mappings; /* per shard; only with a warm page cache */
+    bool pins;                /* mappings are pinned */
     struct guard guard;
 };
 
@@ -72,14 +84,31 @@ static void read_piece(uint8_t *to, struct piece *piece)
     }
 }
 
-/* Copies a piece from its mapping. If the file was truncated, some pages no longer exist. In that case,
- * copies sample by sample, so that the samples before the first missing page are not lost. */
+/* Returns whether the pages of a pinned mapping are those of its file. A file that was truncated and written
+ * again has other pages. */
+static bool has_its_pages(const struct shards_gpu *shards, uint32_t shard)
+{
+    const struct dataset_file *file = &shards->dataset->files[shard];
+    struct stat info;
+    if (!shards->mappings[shard].pinned || fstatat(shards->dataset->directory, file->name, &info, 0) != 0)
+        return false;
+    struct file_identity now = file_identify(&info);
+    return file_compare(&file->identity, &now) == 0;
+}
+
+/* Copies a piece from its mapping, unless the device can copy it from there. If the file was truncated, some
+ * pages no longer exist. In that case, copies sample by sample, so that the samples before the first missing
+ * page are not lost. */
 static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct piece *piece)
 {
     RANGE(COPY);
     const struct array_extent *extents = worker->ring->delivery.arrays.extents + piece->first;
-    const uint8_t *from = shards_of(worker)->mappings[piece->shard] + piece->offset;
+    const uint8_t *from = shards_of(worker)->mappings[piece->shard].bytes + piece->offset;
     piece->got = piece->bytes;
+    if (piece->bytes >= LOAD_PINNED_MIN_BYTES && has_its_pages(shards_of(worker), piece->shard)) {
+        piece->pinned = from;
+        return;
+    }
     if (guard_copy(to, from, piece->bytes))
         return;
     piece->got = 0;
@@ -121,9 +150,28 @@ static const struct ring_type shards_gpu_type = {.on_device = false,
 
 /* ---- Mappings ---- */
 
+static bool can_pin(int device)
+{
+    int supported = 0;
+    return cudaDeviceGetAttribute(&supported, cudaDevAttrHostRegisterReadOnlySupported, device) ==
+               cudaSuccess &&
+           supported;
+}
+
+/* Pins a mapping, unless it is too small. If the driver cannot pin it, pins no more mappings. */
+static void pin(struct shards_gpu *shards, struct mapping *mapping, uint64_t bytes)
+{
+    if (!shards->pins || bytes < LOAD_PINNED_MIN_BYTES)
+        return;
+    mapping->pinned = cudaHostRegister(mapping->bytes, bytes, cudaHostRegisterReadOnly) == cudaSuccess;
+    shards->pins = mapping->pinned;
+    if (!mapping->pinned)
+        (void)cudaGetLastError(); /* later calls would report it again */
+}
+
 static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
 {
-    const struct dataset *dataset = shards->ring.delivery.load->dataset;
+    const struct dataset *dataset = shards->dataset;
     const struct dataset_file *file = &dataset->files[shard];
     int fd;
     TRY(dataset_file_open(dataset, shard, 0, &fd));
@@ -133,41 +181,59 @@ static enum status map_shard(struct shards_gpu *shards, uint32_t shard)
     if (mapping == MAP_FAILED)
         return status_set(status_of_errno(failure), "%s/%s: cannot map %llu bytes: %s", dataset->path,
                           file->name, (unsigned long long)file->bytes, strerror(failure));
-    shards->mappings[shard] = static_cast<uint8_t *>(mapping);
+    shards->mappings[shard].bytes = static_cast<uint8_t *>(mapping);
+    pin(shards, &shards->mappings[shard], file->bytes);
     return STATUS_OK;
 }
 
-/* Maps all shards that have samples and are not mapped yet. Called when the shards are in the page cache. */
+/* Maps all shards that have samples and are not mapped yet. */
 static enum status map_all(struct shards_gpu *shards)
 {
-    const struct dataset *dataset = shards->ring.delivery.load->dataset;
+    const struct dataset *dataset = shards->dataset;
     for (uint32_t f = 0; f < dataset->file_count; f++)
-        if (!shards->mappings[f] && dataset->shard_first[f] < dataset->shard_first[f + 1])
+        if (!shards->mappings[f].bytes && dataset->shard_first[f] < dataset->shard_first[f + 1])
             TRY(map_shard(shards, f));
     return STATUS_OK;
 }
 
 /* ---- The variant ---- */
 
+/* No copy is in flight: delivery_run() waits for all of them, also after a failure. */
 static void shards_gpu_teardown(void *state)
 {
     struct shards_gpu *shards = static_cast<struct shards_gpu *>(state);
-    const struct load *load = shards->ring.delivery.load;
     guard_close(&shards->guard);
-    for (uint32_t f = 0; shards->mappings && f < load->dataset->file_count; f++)
-        if (shards->mappings[f])
-            munmap(shards->mappings[f], load->dataset->files[f].bytes);
+    for (uint32_t f = 0; shards->mappings && f < shards->dataset->file_count; f++) {
+        if (shards->mappings[f].pinned)
+            (void)cudaHostUnregister(shards->mappings[f].bytes);
+        if (shards->mappings[f].bytes)
+            munmap(shards->mappings[f].bytes, shards->dataset->files[f].bytes);
+    }
     free(shards->mappings);
     ring_close(&shards->ring);
     delete shards;
 }
 
+/* Pins the shards before the rings are opened, because the size of their chunks depends on whether they can
+ * be pinned. */
 static enum status open_shards(struct shards_gpu *shards, const struct resources *resources,
                                const struct load *load)
 {
-    TRY(ring_open(&shards->ring, resources, load, &shards_gpu_type));
-    shards->mappings = static_cast<uint8_t **>(calloc(load->dataset->file_count, sizeof *shards->mappings));
+    double pin_s = 0;
+    shards->dataset = load->dataset;
+    shards->mappings =
+        static_cast<struct mapping *>(calloc(load->dataset->file_count, sizeof *shards->mappings));
     TRY(ALLOCATED(shards->mappings, "out of memory for %u shards", load->dataset->file_count));
+    shards->pins = load_should_pin(load) && can_pin(resources->device);
+    if (shards->pins) {
+        double begin_s = timer_now_s();
+        CUDA_TRY(cudaSetDevice(resources->device));
+        TRY(map_all(shards));
+        pin_s = timer_now_s() - begin_s;
+    }
+    uint64_t chunk_bytes = shards->pins ? load_pinned_chunk(load, resources->threads) : load->chunk_bytes;
+    TRY(ring_open(&shards->ring, resources, load, chunk_bytes, &shards_gpu_type));
+    shards->ring.delivery.result.pin_s = pin_s;
     return guard_open(&shards->guard);
 }
 

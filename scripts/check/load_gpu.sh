@@ -33,7 +33,7 @@ if grep -q '^load,gds,[^,]' <<<"$list" && python3 -c 'import ctypes; ctypes.CDLL
 fi
 breaks() { # variant, state of the page cache, command that breaks a shard, options ...
     local set shard
-    set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir"/odd-shards/* "$set"
+    set=$(mktemp -d "$dir/gone-XXXXXX") && cp "$dir/${broken:-odd}"-shards/* "$set"
     shard=$(find "$set" -name '*.tar' | sort | sed -n 2p)
     (sleep "${delay_s:-3}" && $3 "$shard") &
     fails_with 1 "$set/" "${runner[@]}" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 \
@@ -257,6 +257,8 @@ if ((sanitize)); then
             alone check "$tool: stream-gpu" "${runner[@]}" "$bench" --variant stream-gpu "${quick[@]}" --data "$dir/mixed-shards" \
                 --decoder cpu --out-res 65 --batch 31 --epochs 2 --threads 2 --resident-device-bytes 300K
         fi
+        ! grep -qx shards-gpu <<<"$variants" || check "$tool: shards-gpu, pinned shards" "${runner[@]}" "$bench" --variant shards-gpu \
+            --data "$dir/middle-shards" "${quick[@]/any/warm}" --threads 2 --chunk 1000
         check "$tool: a step of a given length" "${runner[@]}" "$product"
     done
     # Looks for leaks and invalid accesses after a failure.
@@ -320,6 +322,13 @@ else
         done
     done
     if grep -qx shards-gpu <<<"$variants"; then
+        # Pinned shards: whole chunks, chunks of two shards, and pieces that are copied to the buffer.
+        for options in '--threads 1' '--threads 2 --chunk 1000' '--threads 3 --chunk 600 --shuffle 7' \
+            '--threads 16 --ring 3 --dtype raw --batch 31' '--threads 2 --epochs 3 --compute 1'; do
+            read -ra words <<<"$options"
+            alone check "shards-gpu middle-shards, pinned, $options" "$bench" --variant shards-gpu --data "$dir/middle-shards" \
+                "${quick[@]/any/warm}" "${words[@]}"
+        done
         for decoder in $(decoders_here); do
             check_decoding "$decoder"
         done
@@ -338,6 +347,7 @@ else
         for cache in any warm; do
             check "$variant: a shard shrinks, $cache" breaks "$variant" $cache 'truncate -s 5000'
         done
+        broken=middle check "$variant: a shard with large pieces shrinks" breaks "$variant" warm 'truncate -s 5000'
         alone check "$variant: a shard disappears during a step" breaks "$variant" any rm --compute 1
         alone check "$variant: a shard shrinks during a step" breaks "$variant" any 'truncate -s 5000' --compute 1
     done

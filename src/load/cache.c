@@ -1,5 +1,5 @@
 /* The page cache: counts the resident pages of files, evicts files and reads files into the cache. Brings the
- * page cache into the requested state before a run of `load`. */
+ * page cache into the requested state before a run of `load`. Decides which shards are pinned. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for O_NOATIME */
 #endif
@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "load/input.h"
+#include "machine/host.h"
 
 #ifndef SYS_cachestat
 #define SYS_cachestat 451 /* the same number on x86 and Arm */
@@ -226,4 +227,31 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
                             "%d times (too little memory, or another process evicts pages); use --cache any",
                             100 * share, WARM_READS);
     return STATUS_OK;
+}
+
+/* ---- Pinned shards ---- */
+
+/* Copies of a chunk of this size take 150 us. A chunk needs two copies, of its bytes and of its table, so
+ * they are at most 4 % slower than larger ones. Chunks that threads copy to buffers should be smaller,
+ * because all buffers should fit into the CPU's cache. */
+#define PINNED_CHUNK_BYTES (UINT64_C(8) << 20)
+#define SHARE_CHUNKS       4 /* chunks per thread, at least, so that copies and kernels overlap */
+
+bool load_should_pin(const struct load *load)
+{
+    const struct dataset *dataset = load->dataset;
+    uint64_t bytes = 0;
+    for (uint32_t f = 0; f < dataset->file_count; f++) {
+        bytes += dataset->files[f].bytes;
+        if (dataset_copied(dataset, f))
+            return false;
+    }
+    return load->given->cache == LOAD_WARM && !load->given->decode && bytes <= memory_available_bytes() / 2;
+}
+
+uint64_t load_pinned_chunk(const struct load *load, int threads)
+{
+    uint64_t chunk = load->dataset->bytes / load->ranks / (uint64_t)threads / SHARE_CHUNKS >> 12 << 12;
+    chunk = chunk < PINNED_CHUNK_BYTES ? chunk : PINNED_CHUNK_BYTES;
+    return chunk < load->chunk_bytes || !load->given->default_chunk ? load->chunk_bytes : chunk;
 }

@@ -97,6 +97,7 @@ struct load_parameters {
                         deliver on a device can use these options. */
     bool default_shuffle; /* --shuffle was not given: variants that stream have STREAM_SHUFFLE; set by
                              load_open() */
+    bool default_chunk;   /* --chunk was not given: pinned shards have larger chunks; set by load_open() */
     bool by_channel;      /* --mean or --std has one value per channel; set by load_open() */
 };
 
@@ -168,6 +169,9 @@ struct load_result {
     bool device_known;         /* Linux reports device_bytes */
     uint64_t device_bytes;     /* bytes that the process read from storage devices during the run */
     int threads;               /* threads that shared the run */
+    uint64_t chunk_bytes;      /* of variants with rings; otherwise 0 */
+    double pinned_share;       /* share of the bytes that were copied to the device from pinned shards */
+    double pin_s;              /* time to map and pin the shards, in setup() */
     uint64_t moved_bytes; /* bytes that the run moved, for comparing its rate with copy(); 0 if the run moved
                              only the delivered bytes */
     const char *decoder;  /* one of decoder_names; NULL if nothing is decoded for a device */
@@ -214,6 +218,19 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
 /* Returns whether Linux hides from this process which pages of the data set are resident. Asks for the first
  * file that can be opened and is not empty. */
 bool load_pages_hidden(const struct dataset *dataset);
+
+/* Every copy to a device takes about 3 us longer than its bytes take. Smaller pieces of pinned shards are
+ * therefore copied to a buffer, by many threads at the same time. */
+#define LOAD_PINNED_MIN_BYTES (512u << 10)
+
+/* Returns whether the mapped shards should be pinned for copies to a device: with a warm page cache, if
+ * samples are not decoded, if no file is a copy in memory or from a URL, and if the files leave half of the
+ * available memory to others. */
+bool load_should_pin(const struct load *load);
+
+/* Returns the size of chunks of pinned shards, in bytes, for `threads` threads. Without --chunk, it is 8 MiB
+ * or, if that is smaller, a quarter of a thread's share, but not below the default of --chunk. */
+uint64_t load_pinned_chunk(const struct load *load, int threads);
 
 /* Sets `*bytes` to the number of bytes that this process has read from storage devices so far
  * (/proc/self/io). Returns false if Linux does not report it. */

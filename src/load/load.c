@@ -113,11 +113,12 @@ static const struct option_spec options[] = {
      .help = "buffers per thread, for the variants shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), .fallback = "2048", .minimum = 4, .maximum = 1 << 20,
      .column = COLUMN,
-     .help = "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds"},
+     .help = "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds. Without "
+             "--chunk, chunks of pinned shards have up to 8192 KiB"},
     {"rates-only", NULL, OPTION_FLAG, AT(rates_only),
-     .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, displacement, "
-             "shards_per_batch and those of latencies stay empty. With --cache cold, only the data set is "
-             "evicted from the page cache, even for root"},
+     .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, cpu_clock_hz, "
+             "displacement, shards_per_batch and those of latencies stay empty. With --cache cold, only the "
+             "data set is evicted from the page cache, even for root"},
     COMPUTE_OPTION(AT(compute)),
 };
 
@@ -375,6 +376,7 @@ static enum status check_parameters(const struct options *given, struct load_par
 {
     TRY(workload_refuse_max(parameters->batch));
     parameters->default_shuffle = !options_given(given, "shuffle");
+    parameters->default_chunk = !options_given(given, "chunk");
     parameters->normalised = options_given(given, "mean") || options_given(given, "std");
     return check_combination(given, parameters);
 }
@@ -487,7 +489,7 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     if (IS("dtype"))
         return device;
     if (IS("ring", "chunk"))
-        return device && traits->ring;
+        return device && traits->ring && !(variant && IS("chunk") && parameters->default_chunk);
     if (IS("resident-bytes"))
         return streams || (device && traits->resident);
     if (IS("shuffle"))
@@ -695,7 +697,7 @@ static const char *const shown[] = {"skipped", NULL};
 
 const struct workload workload_load = {
     .name = "load",
-    .schema = "load/13",
+    .schema = "load/14",
     .summary = "reads samples from files or shards into batches",
     .item = "samples",
     .options = options,

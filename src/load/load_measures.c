@@ -7,6 +7,7 @@
 
 #include "core/stats.h"
 #include "core/timer.h"
+#include "machine/env.h"
 
 /* The columns of the latencies of a system call. */
 #define LATENCY(call, name, words)                                                     \
@@ -70,6 +71,13 @@ const struct column load_columns[] = {
     {"checksum", VALUE_HASH, COMBINE_SUM, "",
      .about = "sum of the hashes of all samples that the last timed run delivered"},
     COMPUTE_COLUMNS,
+    {"cpu_clock_hz", VALUE_REAL, COMBINE_MEAN, "Hz",
+     .about = "clock of the CPU threads, which all compute, right after a run", .digits = 4},
+    {"pinned_share", VALUE_REAL, COMBINE_MIN, "",
+     .about = "share of the bytes that the last timed run copied to the GPU directly from the page cache",
+     .digits = DECIMALS(4)},
+    {"pin_s", VALUE_REAL, COMBINE_MAX, "s", .about = "time to map and pin the shards, before the first run",
+     .digits = 4},
     {.name = NULL},
 };
 
@@ -131,7 +139,8 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
                                 struct load_result *result, struct row *row)
 {
     const struct load_traits *traits = variant->traits;
-    double copies[COPY_ROUNDS], shares[COPY_ROUNDS], cores[COPY_ROUNDS], begin_s = timer_now_s();
+    double copies[COPY_ROUNDS], shares[COPY_ROUNDS], cores[COPY_ROUNDS], clocks_hz[COPY_ROUNDS];
+    double begin_s = timer_now_s();
     double bytes = load_work(load, variant).bytes;
     size_t rounds = 0;
     while (rounds < COPY_ROUNDS && (rounds == 0 || timer_now_s() - begin_s < COPY_TIME_S)) {
@@ -143,6 +152,7 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
         double run_s = timer_now_s() - run_begin_s;
         cores[rounds] = (timer_cpu_s() - cpu_begin_s) / run_s;
         TRY(variant->fetch(state, result));
+        clocks_hz[rounds] = env_clock_hz(result->threads);
         double rate = (result->moved_bytes ? (double)result->moved_bytes : bytes) / run_s;
         TRY(traits->copy(state, &copies[rounds]));
         shares[rounds] = rate / copies[rounds];
@@ -151,6 +161,7 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
     row_real(row, "copy_bytes_per_s", stats_middle(copies, rounds));
     row_real(row, "copy_share", stats_middle(shares, rounds));
     row_real(row, "cpu_cores", stats_middle(cores, rounds));
+    row_positive(row, "cpu_clock_hz", stats_middle(clocks_hz, rounds));
     return STATUS_OK;
 }
 
@@ -209,6 +220,11 @@ enum status load_observe(const void *input, const struct variant *variant, void 
         row_real(row, "first_batch_s", result->first_batch_s);
     if (((const struct load_traits *)variant->traits)->streams)
         row_count(row, "resident_samples", result->resident);
+    if (((const struct load_traits *)variant->traits)->ring) {
+        row_count(row, "chunk", result->chunk_bytes >> 10); /* may differ from the option's default */
+        row_real(row, "pinned_share", result->pinned_share);
+    }
+    row_positive(row, "pin_s", result->pin_s);
     if (result->resident_device)
         row_count(row, "resident_device_samples", result->resident_device);
     if (((const struct load_traits *)variant->traits)->resident)
