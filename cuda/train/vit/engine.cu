@@ -2,8 +2,8 @@
  * gradients, and the weights of matrix products: bf16 or fp16. One buffer holds all activations. A step
  * gathers its samples, replays the CUDA graph of the forward pass, computes the loss, replays the graph of
  * the backward pass, and updates the parameters. Each number of samples needs its own graphs; the last batch
- * of an epoch, for example, can be smaller. A stage of a pipeline has some of the blocks, and launches its
- * kernels without graphs. */
+ * of an epoch, for example, can be smaller. `infer-vit` also replays a graph. A stage of a pipeline has some
+ * of the blocks, and launches its kernels without graphs. */
 #include <stdlib.h>
 #include <type_traits>
 
@@ -40,6 +40,7 @@ template <class T> struct vit_block {
 struct vit_graphs {
     uint32_t count;
     cudaGraphExec_t forward, backward;
+    bool complete;
 };
 
 /* The results of a batch's forward pass that its backward pass needs. A stage of a pipeline has one for each
@@ -806,8 +807,9 @@ template <class T> static enum status vit_backward(struct vit<T> *vit, uint32_t 
 template <class T>
 static enum status record(struct vit<T> *vit, uint32_t count, bool back, cudaGraphExec_t *into)
 {
+    const bool training = !vit->train->forward_only;
     CUDA_TRY(cudaStreamBeginCapture(vit->stream, cudaStreamCaptureModeRelaxed));
-    return capture_end(vit->stream, back ? vit_backward<T>(vit, count) : vit_forward<T>(vit, count, true),
+    return capture_end(vit->stream, back ? vit_backward<T>(vit, count) : vit_forward<T>(vit, count, training),
                        into);
 }
 
@@ -822,17 +824,20 @@ static void graphs_close(struct vit_graphs *graphs)
 template <class T> static enum status graphs_for(struct vit<T> *vit, uint32_t count, struct vit_graphs **into)
 {
     struct vit_graphs *graphs = vit->graphs, *last = vit->graphs + GRAPHS - 1;
-    while (graphs < last && graphs->backward && graphs->count != count)
+    while (graphs < last && graphs->complete && graphs->count != count)
         graphs++;
     *into = graphs;
-    if (graphs->backward && graphs->count == count)
+    if (graphs->complete && graphs->count == count)
         return STATUS_OK;
     CUDA_TRY(cudaStreamSynchronize(vit->stream));
     graphs_close(graphs);
     graphs->count = count;
     if (count > 0)
         TRY(record<T>(vit, count, false, &graphs->forward));
-    return record<T>(vit, count, true, &graphs->backward);
+    if (!vit->train->forward_only)
+        TRY(record<T>(vit, count, true, &graphs->backward));
+    graphs->complete = true;
+    return STATUS_OK;
 }
 
 template <class T> static enum status launch(struct vit<T> *vit, cudaGraphExec_t graph)
@@ -907,8 +912,12 @@ template <class T>
 static enum status infer(struct device_engine *engine, uint32_t count, const float **logits)
 {
     struct vit<T> *vit = vit_of<T>(engine);
+    struct vit_graphs *graphs;
     *logits = vit->logits;
-    return vit_forward<T>(vit, count, false);
+    if (!vit->train->forward_only) /* the graphs are those of training, with stochastic depth */
+        return vit_forward<T>(vit, count, false);
+    TRY(graphs_for<T>(vit, count, &graphs));
+    return launch<T>(vit, graphs->forward);
 }
 
 /* ---- A stage of a pipeline ---- */
