@@ -64,6 +64,9 @@ enum status device_engine_open(struct device_engine *engine)
 enum status device_engine_open_data(struct device_engine *engine)
 {
     const struct resources resources = {.threads = engine->threads, .device = engine->device};
+    if (engine->train->forward_only)
+        CUDA_TRY(cudaMallocHost(&engine->results,
+                                (size_t)engine->capacity * engine->train->model->classes * sizeof(float)));
     TRY(device_sets_open(engine->train, engine->sets, &engine->allocations, engine->stream));
     engine->allocations.part = MEMORY_STREAM;
     TRY(device_augment_open(engine->train, &engine->allocations, &engine->augment));
@@ -118,6 +121,7 @@ void device_engine_close(struct device_engine *engine)
 {
     device_feed_close(&engine->feed);
     device_progress_close(&engine->progress);
+    (void)cudaFreeHost(engine->results); /* nothing depends on an error here */
     allocations_free(&engine->allocations);
     destroy(engine->gather_end, engine->gather_begin, engine->stream);
 }
@@ -551,14 +555,19 @@ enum status device_engine_evaluate(void *state, enum data_part part, uint32_t fi
                                    float *logits)
 {
     struct device_engine *engine = engine_of(state);
-    const uint32_t batch = engine->capacity;
+    const uint32_t batch = engine->capacity, classes = engine->train->model->classes;
+    /* A copy to pinned memory does not wait on the host before the kernels have ended. */
+    const bool pinned = engine->results && count <= batch;
     CUDA_TRY(cudaSetDevice(engine->device));
     for (uint32_t done = 0; done < count; done += batch) {
         const uint32_t left = count - done;
         TRY(evaluate_batch(engine, part, first + done, left < batch ? left : batch,
-                           logits + (size_t)done * engine->train->model->classes));
+                           pinned ? engine->results : logits + (size_t)done * classes));
     }
-    return CUDA_STATUS(cudaStreamSynchronize(engine->stream));
+    CUDA_TRY(cudaStreamSynchronize(engine->stream));
+    if (pinned)
+        memcpy(logits, engine->results, (size_t)count * classes * sizeof *logits);
+    return STATUS_OK;
 }
 
 uint64_t device_engine_memory_bytes(const void *state)

@@ -52,6 +52,7 @@ struct device_engine {
     struct tensor_update *groups;
     struct device_tensors tensors;
     struct device_progress progress;
+    float *results; /* pinned memory for the logits of a batch, if train->forward_only; else NULL */
     /* Events before and after the gather of one step: the middle step of the latest call of steps(). By then,
      * launches are queued, so the measured time contains no launch latency. */
     cudaEvent_t gather_begin, gather_end;

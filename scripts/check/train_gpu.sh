@@ -413,6 +413,20 @@ infers() {
             --min-samples 1 --min-time 0 --max-time 0
 }
 check "$infer from train-$engine's checkpoint" infers
+few_rows() { # few_hopper.cu: 5 to 130 rows (blocks have 64), and each width
+    local model res batches
+    while read -r model res batches; do
+        local images=(--data synth --res "$res" --out-res "$res" --channels 3 --classes 10 --test-size 26)
+        "$bench" --variant "train-$engine" --model "$model" "${images[@]}" --train-size 8 --batch 8 --epochs 1 \
+            --checkpoint "$work/few-$model-$res" &&
+            "$bench" --variant "$infer" --verify "${images[@]}" --batch "$batches" --checkpoint "$work/few-$model-$res" \
+                --min-samples 1 --min-time 0 --max-time 0 || return
+    done <<<'vit-tiny 32 1,12,13,26
+vit-tiny 128 1,2
+vit-small 48 1,7
+vit-base 32 1,13'
+}
+[[ $family != vit ]] || check "$infer with few rows" few_rows
 same_test() { # with the batch of the training run, the loss of the test set has the same bits as in the training run's last row
     "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 500 --test-size 300 --batch 64 --epochs 2 \
         --checkpoint "$work/tested" --out "$work/tested.csv" &&

@@ -36,7 +36,8 @@ constexpr int pooled = images + 2 * image_bytes, pooled8 = 8 * net::windows * 2 
 constexpr int argmax = pooled + CONV2_CHANNELS / 8 * pooled8, argmax8 = 8 * net::windows + 16;
 constexpr int bias2 =
     argmax + CONV2_CHANNELS / 8 * argmax8; /* gradient of conv2's bias: a sum per two warps */
-constexpr int bytes = bias2 + WARPS / 2 * CONV2_CHANNELS * 4;
+constexpr int update = bias2 + WARPS / 2 * CONV2_CHANNELS * 4; /* the optimizer's constants of the step */
+constexpr int bytes = update + (int)sizeof(struct update);
 constexpr int tiles = (net::pixels1 + 63) / 64; /* of conv2's input */
 static_assert(plane / 16 >= delta_pixels && plane % 128 == 16, "as described");
 static_assert(conv1_bytes % 16 == 0 && image_bytes % 16 == 0 && net::windows % 16 == 0 && bytes % 4 == 0,
@@ -182,10 +183,11 @@ static __device__ __forceinline__ struct four load_four(const struct graph_plan 
 }
 
 /* Updates these weights and their bf16 copies. */
-static __device__ __forceinline__ void step_four(const struct graph_plan &plan, uint32_t i, struct four four)
+static __device__ __forceinline__ void step_four(const struct graph_plan &plan,
+                                                 const struct update &constants, uint32_t i, struct four four)
 {
     uint32_t at = plan.tensors[FC1_W] + 4 * i;
-    const struct update &update = *plan.step->update;
+    const struct update update = constants; /* a copy, which stores cannot change, is loaded only once */
     optimizer_step(&update, four.gradient.x, &four.weight.x, &four.m.x, &four.v.x);
     optimizer_step(&update, four.gradient.y, &four.weight.y, &four.m.y, &four.v.y);
     optimizer_step(&update, four.gradient.z, &four.weight.z, &four.m.z, &four.v.z);
@@ -210,6 +212,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *to = plan.conv_sums + (size_t)blockIdx.x * net::conv_parameters;
     uint32_t count = plan.step->count, base = shared_address(shared);
     int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the compiler knows that it is uniform */
+    /* Loads from shared memory delay the loop below less than loads from global memory. */
+    struct update &update = *reinterpret_cast<struct update *>(shared + at::update);
+    if (threadIdx.x == 0)
+        update = *plan.step->update;
     take_conv2_pieces<THREADS>(plan, shared + at::weight);
     if (blockIdx.x < count) {
         take_conv1(plan, blockIdx.x, shared);
@@ -229,6 +235,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float of_conv1[net::depth1 / 16][4][4] = {}, of_conv2[48] = {};
     /* With several ranks, fc1's weights are updated after the exchange. */
     uint32_t fours = plan.apart ? 0 : HIDDEN * net::features / 4, next = blockIdx.x * THREADS + threadIdx.x;
+    struct four four; /* those that step_four() updates next */
+    if (next < fours)
+        four = load_four(plan, next);
     for (uint32_t row = blockIdx.x, turn = 0; row < count; row += plan.parts, turn ^= 1) {
         bool more = row + plan.parts < count;
         copy_wait<1>(); /* all copies except those of conv1's output */
@@ -246,9 +255,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int part = 0; part < PARTS_OF_SAMPLE; part++) {
             int tile = WARPGROUPS * part + group;
             float products[16];
-            struct four four;
-            if (next < fours)
-                four = load_four(plan, next);
             wgmma_fence();
             if (tile < at::tiles)
                 back_inputs(base, tile, products);
@@ -256,8 +262,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
             back_weights(base, group, part, of_conv2);
             wgmma_commit();
             if (next < fours)
-                step_four(plan, next, four);
+                step_four(plan, update, next, four);
             next += plan.parts * THREADS;
+            if (next < fours)
+                four = load_four(plan, next);
             wgmma_wait<1>();
             wgmma_ended(products);
             if (tile < at::tiles)
@@ -273,8 +281,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
             take_conv1(plan, row + plan.parts, shared);
         copy_commit();
     }
-    for (; next < fours; next += plan.parts * THREADS)
-        step_four(plan, next, load_four(plan, next));
+    while (next < fours) {
+        step_four(plan, update, next, four);
+        next += plan.parts * THREADS;
+        if (next < fours)
+            four = load_four(plan, next);
+    }
     store_weights(of_conv2, group, to + CONV1_CHANNELS * (net::taps1 + 1));
     leave_conv1<net>(of_conv1, threadIdx.x / 32, reinterpret_cast<float *>(shared + at::delta));
     __syncthreads();

@@ -76,6 +76,14 @@ typedef graph_net<3, 32, 32, 28, 56> graph_colour;
 #define CONV2_PITCH (CONV2_DEPTH * 2 + 16) /* bytes */
 #define CONV2_BYTES (CONV2_CHANNELS * CONV2_PITCH)
 
+/* Returns the index of a weight of conv2 in plan.conv2_weight. With `hopper`, the weights are (9 taps, 4
+ * groups of inputs, 64 outputs, 8 inputs), without padding. */
+FDSL_HD uint32_t conv2_place(bool hopper, uint32_t output, uint32_t tap, uint32_t input)
+{
+    return hopper ? ((tap * 4 + input / 8) * CONV2_CHANNELS + output) * 8 + input % 8
+                  : output * (CONV2_PITCH / 2) + tap * CONV1_CHANNELS + input;
+}
+
 /* Returns the byte offset of a 16-byte piece of conv1's output in shared memory. A pixel has 32 bf16 values:
  * four pieces. They are swizzled by the pixel number. The same piece of eight consecutive pixels is then in
  * eight different bank groups. */
@@ -146,7 +154,7 @@ struct graph_plan {
     bool hopper;  /* compute capability 9.0, and samples of 1x28x28: the kernels of *_hopper.cu run */
     bool overlap; /* a kernel may start before the previous one ends: see launch_overlapped() */
     /* Parameters as GEMM operands. */
-    __nv_bfloat16 *conv2_weight; /* CONV2_BYTES; rows of CONV2_PITCH bytes */
+    __nv_bfloat16 *conv2_weight; /* CONV2_BYTES, in the order of conv2_place() */
     __nv_bfloat16 *fc1_weight;   /* (128, features) */
     /* Activations and their gradients. Each has `rows` samples; the shape of a sample is in parentheses. */
     __nv_bfloat16 *pooled; /* (features): after ReLU and dropout, before dropout's factor 4/3 */
@@ -460,15 +468,13 @@ static __device__ __forceinline__ uint32_t kept_place(uint32_t pixel, uint32_t p
     return 16 * kept_piece(pixel, piece);
 }
 
-/* Starts copying conv2's weights, to (9 taps, 4 groups of inputs, 64 outputs, 8 inputs). */
+/* Starts copying conv2's weights, in the order of conv2_place(). */
 template <int THREADS>
 static __device__ __forceinline__ void take_conv2_pieces(const struct graph_plan &plan, uint8_t *to)
 {
 #pragma unroll 6
-    for (uint32_t i = threadIdx.x; i < WEIGHT_BYTES / 16; i += THREADS) {
-        uint32_t output = i % CONV2_CHANNELS, group = i / CONV2_CHANNELS;
-        copy_async16(to + 16 * i, plan.conv2_weight + output * (CONV2_PITCH / 2) + 8 * group);
-    }
+    for (uint32_t i = threadIdx.x; i < WEIGHT_BYTES / 16; i += THREADS)
+        copy_async16(to + 16 * i, plan.conv2_weight + 8 * i);
 }
 
 #endif

@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     float weight = step_parameter(plan, update, place, gradient, parameter);
     if (conv2 && !plan.apart)
-        plan.conv2_weight[o * (CONV2_PITCH / 2) + own % CONV2_DEPTH] = __float2bfloat16(weight);
+        plan.conv2_weight[conv2_place(plan.hopper, o, tap, c)] = __float2bfloat16(weight);
 }
 
 enum status graph_update(const struct graph_plan *plan, bool colour, cudaStream_t stream)
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void copy_parameter(const struct graph_plan &p
         plan.fc1_weight[fc1] = __float2bfloat16(value);
     else if (at >= plan.tensors[CONV2_W] && conv2 < CONV2_CHANNELS * CONV2_DEPTH) {
         uint32_t o = conv2 / CONV2_DEPTH, c = conv2 % CONV2_DEPTH / CONV_TAPS, tap = conv2 % CONV_TAPS;
-        plan.conv2_weight[o * (CONV2_PITCH / 2) + tap * CONV1_CHANNELS + c] = __float2bfloat16(value);
+        plan.conv2_weight[conv2_place(plan.hopper, o, tap, c)] = __float2bfloat16(value);
     }
 }
 
@@ -160,7 +160,7 @@ template <class NET> static __global__ void refresh_kernel(const __grid_constant
         plan.fc1_weight[i] = __float2bfloat16(plan.state.parameters[plan.tensors[FC1_W] + i]);
     if (i < CONV2_CHANNELS * CONV2_DEPTH) {
         uint32_t o = i / CONV2_DEPTH, tap = i % CONV2_DEPTH / CONV1_CHANNELS, c = i % CONV1_CHANNELS;
-        plan.conv2_weight[o * (CONV2_PITCH / 2) + i % CONV2_DEPTH] = __float2bfloat16(
+        plan.conv2_weight[conv2_place(plan.hopper, o, tap, c)] = __float2bfloat16(
             plan.state.parameters[plan.tensors[CONV2_W] + o * CONV2_DEPTH + c * CONV_TAPS + tap]);
     }
 }

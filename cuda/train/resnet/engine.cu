@@ -1,7 +1,7 @@
 /* The engines of `train-resnet`, `train-resnet-amp` and `infer-resnet`: residual networks with batch
  * normalisation. A step gathers its samples, replays the CUDA graph of the forward pass, computes the loss,
  * replays the graph of the backward pass, and updates the parameters. Each number of samples needs its own
- * graphs.
+ * graphs. `infer-resnet` also replays a graph.
  *
  * Backward, every block begins with the gradient of its output after the ReLU's mask, and with the sums that
  * its last normalisation needs. The convolution that computes this gradient also applies the mask and adds
@@ -45,6 +45,7 @@ template <class T> struct block {
 struct resnet_graphs {
     uint32_t count, total;
     cudaGraphExec_t forward, backward;
+    bool complete;
 };
 
 template <class T> struct resnet : device_engine {
@@ -515,6 +516,13 @@ template <class T> static enum status forward_idle(struct resnet<T> *resnet, con
                         [&](const struct conv_norm<T> *unit) { return moments_shared<T>(resnet, unit, of); });
 }
 
+/* Writes the weights of all convolutions in the orders that the kernels read. */
+template <class T> static enum status pack_weights(struct resnet<T> *resnet)
+{
+    return resnet_pack<T>(resnet->packs, resnet->pack_count, resnet->pack_blocks, resnet->parameters,
+                          resnet->stream);
+}
+
 /* Computes the logits of the samples in resnet->images. */
 template <class T> static enum status forward_pass(struct resnet<T> *resnet, const struct batch_of *of)
 {
@@ -522,8 +530,8 @@ template <class T> static enum status forward_pass(struct resnet<T> *resnet, con
     const struct vit_head<T> head = head_of<T>(resnet, of->count);
     if (of->count == 0)
         return forward_idle<T>(resnet, of);
-    TRY(resnet_pack<T>(resnet->packs, resnet->pack_count, resnet->pack_blocks, resnet->parameters,
-                       resnet->stream));
+    if (!resnet->train->forward_only) /* else resnet_set() has done this */
+        TRY(pack_weights<T>(resnet));
     TRY(unit_forward<T>(resnet, &resnet->stem, resnet->images, of));
     TRY(resnet_pool_forward<T>(&resnet->pool, of->count, resnet->stem.raw, resnet->pooled, resnet->largest,
                                resnet->stream));
@@ -734,10 +742,10 @@ static enum status graphs_for(struct resnet<T> *resnet, const struct batch_of *o
                               struct resnet_graphs **into)
 {
     struct resnet_graphs *graphs = resnet->graphs, *last = resnet->graphs + GRAPHS - 1;
-    while (graphs < last && graphs->backward && (graphs->count != of->count || graphs->total != of->total))
+    while (graphs < last && graphs->complete && (graphs->count != of->count || graphs->total != of->total))
         graphs++;
     *into = graphs;
-    if (graphs->backward && graphs->count == of->count && graphs->total == of->total)
+    if (graphs->complete && graphs->count == of->count && graphs->total == of->total)
         return STATUS_OK;
     CUDA_TRY(cudaStreamSynchronize(resnet->stream));
     graphs_close(graphs);
@@ -745,7 +753,10 @@ static enum status graphs_for(struct resnet<T> *resnet, const struct batch_of *o
     graphs->total = of->total;
     if (of->count > 0 || resnet->norm_sums)
         TRY(record<T>(resnet, of, false, &graphs->forward));
-    return record<T>(resnet, of, true, &graphs->backward);
+    if (!resnet->train->forward_only)
+        TRY(record<T>(resnet, of, true, &graphs->backward));
+    graphs->complete = true;
+    return STATUS_OK;
 }
 
 template <class T> static enum status launch(struct resnet<T> *resnet, cudaGraphExec_t graph)
@@ -794,8 +805,12 @@ static enum status infer(struct device_engine *engine, uint32_t count, const flo
 {
     struct resnet<T> *resnet = resnet_of<T>(engine);
     const struct batch_of of = {count, count, false};
+    struct resnet_graphs *graphs;
     *logits = resnet->logits;
-    return forward_pass<T>(resnet, &of);
+    if (!resnet->train->forward_only) /* the graphs are those of training */
+        return forward_pass<T>(resnet, &of);
+    TRY(graphs_for<T>(resnet, &of, &graphs));
+    return launch<T>(resnet, graphs->forward);
 }
 
 /* ---- The engine ---- */
@@ -876,6 +891,8 @@ template <class T> static enum status resnet_set(void *state, const struct train
     TRY(device_engine_set(state, from));
     TRY(vit_round<T>(resnet->state.parameters, resnet->train->model->arena_values, resnet->parameters,
                      resnet->stream));
+    if (resnet->train->forward_only)
+        TRY(pack_weights<T>(resnet));
     return CUDA_STATUS(cudaStreamSynchronize(resnet->stream));
 }
 

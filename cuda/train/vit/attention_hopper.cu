@@ -114,7 +114,8 @@ static __device__ __forceinline__ void take_keys(const struct forward_memory *me
     wgmma_ended(sums);
 }
 
-/* Block (head, sample) computes the outputs of this head for this sample. */
+/* Blocks (head, sample, any) compute the outputs of this head for this sample. Each has a part of the
+ * queries, and all keys and values. */
 template <class T>
 static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
     hopper_kernel(const T *rows, uint32_t tokens, uint32_t width, T *outputs, float *logs)
@@ -123,6 +124,8 @@ static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
     struct forward_memory *memory = reinterpret_cast<struct forward_memory *>(shared);
     const uint32_t number = blockIdx.x, sample = blockIdx.y, lane = threadIdx.x % 32;
     const struct head<T> head = head_of<T>(rows, tokens, width, sample, DEPTH, number);
+    wait_for_previous();
+    allow_next();
     copy_tile<T>(&memory->queries, head.q, head.apart, tokens);
     copy_tile<T>(&memory->keys, head.k, head.apart, tokens);
     copy_tile<T>(&memory->values, head.v, head.apart, tokens);
@@ -131,7 +134,8 @@ static __global__ void __launch_bounds__(128 * FORWARD_GROUPS, 2)
     wgmma_publish();
     __syncthreads();
     logs += ((size_t)sample * gridDim.x + number) * tokens;
-    for (uint32_t begin = threadIdx.x / 128 * HEIGHT; begin < tokens; begin += FORWARD_GROUPS * HEIGHT) {
+    for (uint32_t begin = (blockIdx.z * FORWARD_GROUPS + threadIdx.x / 128) * HEIGHT; begin < tokens;
+         begin += gridDim.z * FORWARD_GROUPS * HEIGHT) {
         const uint32_t first = begin + threadIdx.x / 32 % 4 * GROUP;
         float sums[DEPTH / 2] = {}, scale[2];
         struct softmax softmax = {{-INFINITY, -INFINITY}, {}};
@@ -383,15 +387,20 @@ template <class T> enum status hopper_fits(const struct vit_attention<T> *attent
     return STATUS_OK;
 }
 
+/* If the heads of all samples are fewer than the multiprocessors, two blocks divide the queries of a head.
+ * The bits of the results do not depend on this. */
 template <class T> enum status hopper_forward(const struct vit_attention<T> *attention, cudaStream_t stream)
 {
     const struct vit_rows *rows = &attention->rows;
-    const struct launch launch = {dim3(attention->heads, rows->samples), 128 * FORWARD_GROUPS,
-                                  sizeof(struct forward_memory)};
-    TRY(allow(hopper_kernel<T>, &launch));
-    hopper_kernel<T><<<launch.grid, launch.threads, launch.bytes, stream>>>(
-        attention->inputs, rows->tokens, rows->width, attention->outputs, attention->logs);
-    return CUDA_LAUNCHED("the forward kernel of attention");
+    int device, processors;
+    CUDA_TRY(cudaGetDevice(&device));
+    CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    const uint32_t heads = attention->heads * rows->samples,
+                   parts = 2 * heads <= (uint32_t)processors ? 2 : 1;
+    const struct early_launch launch = {dim3(attention->heads, rows->samples, parts), 128 * FORWARD_GROUPS,
+                                        sizeof(struct forward_memory), 1};
+    return launch_early(hopper_kernel<T>, &launch, stream, attention->inputs, rows->tokens, rows->width,
+                        attention->outputs, attention->logs);
 }
 
 template <class T>

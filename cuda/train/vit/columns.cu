@@ -245,7 +245,32 @@ enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit
     return vit_linear_inputs<T>(multiplier, &mlp->first, deltas, mlp->first_weights, in_deltas, stream);
 }
 
+/* ---- Linear layers for inference with few rows ---- */
+
+enum status vit_few_fits(const struct vit_rows *rows, uint32_t hidden, bool *fits)
+{
+#if HAVE_HOPPER
+    return few_hopper_fits(rows, hidden, fits);
+#else
+    (void)rows, (void)hidden;
+    *fits = false;
+    return STATUS_OK;
+#endif
+}
+
+template <class T>
+enum status vit_few_linear(const struct vit_few<T> *few, uint32_t width, cudaStream_t stream)
+{
+#if HAVE_HOPPER
+    return few_hopper_linear<T>(few, width, stream);
+#else
+    (void)few, (void)width, (void)stream;
+    return status_set(STATUS_UNAVAILABLE, "vit: no fused kernel for few rows on this device");
+#endif
+}
+
 EACH_HALF(vit_column_sums)
 EACH_HALF(vit_mlp_hidden)
 EACH_HALF(vit_mlp_forward)
 EACH_HALF(vit_mlp_backward)
+EACH_HALF(vit_few_linear)

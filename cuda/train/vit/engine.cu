@@ -2,7 +2,8 @@
  * gradients, and the weights of matrix products: bf16 or fp16. One buffer holds all activations. A step
  * gathers its samples, replays the CUDA graph of the forward pass, computes the loss, replays the graph of
  * the backward pass, and updates the parameters. Each number of samples needs its own graphs; the last batch
- * of an epoch, for example, can be smaller. A stage of a pipeline has some of the blocks, and launches its
+ * of an epoch, for example, can be smaller. `infer-vit` replays a graph of the forward pass; with few rows,
+ * each linear layer of a block is one kernel. A stage of a pipeline has some of the blocks, and launches its
  * kernels without graphs. */
 #include <stdlib.h>
 #include <type_traits>
@@ -40,6 +41,7 @@ template <class T> struct vit_block {
 struct vit_graphs {
     uint32_t count;
     cudaGraphExec_t forward, backward;
+    bool complete;
 };
 
 /* The results of a batch's forward pass that its backward pass needs. A stage of a pipeline has one for each
@@ -77,7 +79,8 @@ struct vit : device_engine, vit_slot<T> { /* the current slot; `batch` points to
     struct vit_path *paths; /* device memory: the layers of stochastic depth */
     uint32_t path_count;
 
-    T *branch; /* the outputs of the current branch, or of the patch layer */
+    T *branch;     /* the outputs of the current branch, or of the patch layer */
+    T *few_active; /* of few_forward(): the GELU of the hidden values */
     /* A stage without the head: its outputs; and room for their moments, which are not used. */
     T *sums_out;
     struct vit_moments *moments_out;
@@ -308,6 +311,7 @@ template <class T> static void arrange(struct vit<T> *vit, struct pieces *pieces
     if (!vit->slots)
         arrange_slot<T>(vit, pieces);
     take(pieces, &vit->branch, rows * shape.width);
+    take(pieces, &vit->few_active, (rows < VIT_FEW_ROWS ? rows : VIT_FEW_ROWS) * hidden_width<T>(vit));
     if (!vit->head) {
         take(pieces, &vit->sums_out, rows * shape.width);
         take(pieces, &vit->moments_out, rows);
@@ -620,12 +624,72 @@ template <class T> static enum status tokens_forward(struct vit<T> *vit, uint32_
                               parameters + vit->token_layer->weight, vit->stream);
 }
 
+template <class T>
+static vit_few<T> few_of(const struct vit<T> *vit, const struct layer *layer, uint32_t rows, const T *inputs,
+                         T *outputs)
+{
+    return {.linear = linear_of(layer, rows),
+            .inputs = inputs,
+            .weights = vit->parameters + layer->weight,
+            .bias = vit->parameters + layer->bias,
+            .norm_weight = nullptr,
+            .norm_bias = nullptr,
+            .shortcut = nullptr,
+            .gelu = false,
+            .outputs = outputs};
+}
+
+/* Does what the loop of vit_forward() does, for inference with few rows. */
+template <class T> static enum status few_forward(struct vit<T> *vit, uint32_t count)
+{
+    const float *parameters = vit->state.parameters;
+    const uint32_t width = vit->tokens.width, rows = count * vit->tokens.channels;
+    for (uint32_t i = 0; i < vit->block_count; i++) {
+        const struct vit_block<T> *block = &vit->blocks[i];
+        const struct vit_saved<T> *saved = &block->saved;
+        const struct vit_attention<T> attention = attention_of<T>(vit, block, count);
+        T *sums = i + 1 < vit->block_count ? block[1].sums1 : vit->branch;
+        struct vit_few<T> qkv = few_of<T>(vit, block->qkv, rows, block->sums1, saved->qkv),
+                          proj = few_of<T>(vit, block->proj, rows, saved->mixed, saved->sums2),
+                          fc1 = few_of<T>(vit, block->fc1, rows, saved->sums2, vit->few_active),
+                          fc2 = few_of<T>(vit, block->fc2, rows, vit->few_active, sums);
+        qkv.norm_weight = parameters + block->norm1->weight;
+        qkv.norm_bias = parameters + block->norm1->bias;
+        proj.shortcut = block->sums1;
+        fc1.norm_weight = parameters + block->norm2->weight;
+        fc1.norm_bias = parameters + block->norm2->bias;
+        fc1.gelu = true;
+        fc2.shortcut = saved->sums2;
+        TRY(vit_few_linear<T>(&qkv, width, vit->stream));
+        TRY(vit_attention_forward<T>(&attention, vit->stream));
+        TRY(vit_few_linear<T>(&proj, width, vit->stream));
+        TRY(vit_few_linear<T>(&fc1, width, vit->stream));
+        TRY(vit_few_linear<T>(&fc2, width, vit->stream));
+    }
+    struct vit_norm<T> last = last_norm_of<T>(vit, count, false);
+    last.sums = vit->branch;
+    return vit_add_norm<T>(&last, nullptr, nullptr, vit->stream);
+}
+
+/* Computes the blocks, and the normalised sum after the last one. */
+template <class T> static enum status blocks_forward(struct vit<T> *vit, uint32_t count, bool training)
+{
+    const struct vit_rows rows = rows_of<T>(vit, count);
+    bool few = false;
+    if (!training && !vit->train->stage)
+        TRY(vit_few_fits(&rows, hidden_width<T>(vit), &few));
+    if (few)
+        return few_forward<T>(vit, count);
+    for (uint32_t i = 0; i < vit->block_count; i++)
+        TRY(block_forward<T>(vit, i, count, training));
+    return STATUS_OK;
+}
+
 /* Computes the logits of `count` samples from vit->patches, or those layers of it that a stage has. */
 template <class T> static enum status vit_forward(struct vit<T> *vit, uint32_t count, bool training)
 {
     TRY(tokens_forward<T>(vit, count, training));
-    for (uint32_t i = 0; i < vit->block_count; i++)
-        TRY(block_forward<T>(vit, i, count, training));
+    TRY(blocks_forward<T>(vit, count, training));
     if (!vit->head)
         return STATUS_OK;
     const struct vit_head<T> head = head_of<T>(vit, count);
@@ -806,8 +870,9 @@ template <class T> static enum status vit_backward(struct vit<T> *vit, uint32_t 
 template <class T>
 static enum status record(struct vit<T> *vit, uint32_t count, bool back, cudaGraphExec_t *into)
 {
+    const bool training = !vit->train->forward_only;
     CUDA_TRY(cudaStreamBeginCapture(vit->stream, cudaStreamCaptureModeRelaxed));
-    return capture_end(vit->stream, back ? vit_backward<T>(vit, count) : vit_forward<T>(vit, count, true),
+    return capture_end(vit->stream, back ? vit_backward<T>(vit, count) : vit_forward<T>(vit, count, training),
                        into);
 }
 
@@ -822,17 +887,20 @@ static void graphs_close(struct vit_graphs *graphs)
 template <class T> static enum status graphs_for(struct vit<T> *vit, uint32_t count, struct vit_graphs **into)
 {
     struct vit_graphs *graphs = vit->graphs, *last = vit->graphs + GRAPHS - 1;
-    while (graphs < last && graphs->backward && graphs->count != count)
+    while (graphs < last && graphs->complete && graphs->count != count)
         graphs++;
     *into = graphs;
-    if (graphs->backward && graphs->count == count)
+    if (graphs->complete && graphs->count == count)
         return STATUS_OK;
     CUDA_TRY(cudaStreamSynchronize(vit->stream));
     graphs_close(graphs);
     graphs->count = count;
     if (count > 0)
         TRY(record<T>(vit, count, false, &graphs->forward));
-    return record<T>(vit, count, true, &graphs->backward);
+    if (!vit->train->forward_only)
+        TRY(record<T>(vit, count, true, &graphs->backward));
+    graphs->complete = true;
+    return STATUS_OK;
 }
 
 template <class T> static enum status launch(struct vit<T> *vit, cudaGraphExec_t graph)
@@ -907,8 +975,12 @@ template <class T>
 static enum status infer(struct device_engine *engine, uint32_t count, const float **logits)
 {
     struct vit<T> *vit = vit_of<T>(engine);
+    struct vit_graphs *graphs;
     *logits = vit->logits;
-    return vit_forward<T>(vit, count, false);
+    if (!vit->train->forward_only) /* the graphs are those of training, with stochastic depth */
+        return vit_forward<T>(vit, count, false);
+    TRY(graphs_for<T>(vit, count, &graphs));
+    return launch<T>(vit, graphs->forward);
 }
 
 /* ---- A stage of a pipeline ---- */

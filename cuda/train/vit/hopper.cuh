@@ -23,6 +23,7 @@
 
 #include "common/check.cuh"
 #include "common/barrier.cuh"
+#include "common/stream.cuh"
 #include "train/mma.cuh"
 #include "train/vit/fragments.cuh"
 
@@ -326,6 +327,39 @@ static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t colum
                      "vit: the driver cannot describe a matrix of %u x %u values (CUresult %d); update "
                      "the driver",
                      rows, columns, (int)result);
+}
+
+struct early_launch {
+    dim3 grid;
+    uint32_t threads, bytes; /* threads per block; shared memory per block */
+    uint32_t cluster;        /* blocks per cluster, along x */
+};
+
+/* Launches a kernel that calls wait_for_previous(). CUDA before 12.3 does not capture such launches in
+ * graphs; the kernel then starts when the one before it has ended. */
+template <class... Parameters, class... Arguments>
+static enum status launch_early(void (*kernel)(Parameters...), const struct early_launch *launch,
+                                cudaStream_t stream, Arguments... arguments)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+    int driver;
+    CUDA_TRY(cudaDriverGetVersion(&driver));
+    if (CUDART_VERSION >= 12030 && driver >= 12030) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (launch->cluster > 1) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs++].val.clusterDim = {launch->cluster, 1, 1};
+    }
+    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch->bytes));
+    config.gridDim = launch->grid;
+    config.blockDim = launch->threads;
+    config.dynamicSmemBytes = launch->bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    return CUDA_STATUS(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
 /* Sets `*is` to whether the current device has compute capability 9.0. */

@@ -158,7 +158,7 @@ template <class T> struct vit_norm {
 };
 
 /* Computes sums = shortcut + factors * branch, and normalises them. If `branch` is NULL, normalises the
- * existing `sums`. */
+ * existing `sums`, which have one row per token. */
 template <class T>
 enum status vit_add_norm(const struct vit_norm<T> *norm, const T *shortcut, const T *branch,
                          cudaStream_t stream);
@@ -214,6 +214,26 @@ enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit
                              const T *out_deltas, T *deltas, T *in_deltas, float *bias, struct vit_sums *sums,
                              cudaStream_t stream);
 
+/* ---- Linear layers for inference with few rows (columns.cu) ---- */
+
+/* A linear layer, fused with the operations before and after it: outputs = norm(inputs) weights^T + bias +
+ * shortcut, or GELU of this. */
+template <class T> struct vit_few {
+    struct vit_linear linear;
+    const T *inputs, *weights, *bias;
+    const float *norm_weight, *norm_bias; /* of a layer normalisation of the inputs, in fp32; NULL: none */
+    const T *shortcut;                    /* NULL: none */
+    bool gelu;                            /* without a shortcut */
+    T *outputs;
+};
+#define VIT_FEW_ROWS 1408 /* maximum number of rows: 7 images of vit-tiny, which fill an H200 */
+/* Sets `*fits` to whether vit_few_linear() works, and is fast, for all linear layers of a block with `hidden`
+ * hidden values. */
+enum status vit_few_fits(const struct vit_rows *rows, uint32_t hidden, bool *fits);
+/* `width` is that of a token; the layer has `width` inputs, or 4 times as many and no normalisation. */
+template <class T>
+enum status vit_few_linear(const struct vit_few<T> *few, uint32_t width, cudaStream_t stream);
+
 /* ---- Attention (attention.cu) ---- */
 
 /* A row of `inputs` has the queries of all heads, then the keys, then the values. For each (sample, head,
@@ -236,7 +256,7 @@ enum status vit_attention_backward(const struct vit_attention<T> *attention, con
 /* Returns the number of partial sums per column that vit_attention_backward() needs. */
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
-/* ---- Compute capability 9.0, with HAVE_HOPPER (attention_hopper.cu, mlp_hopper.cu) ---- */
+/* ---- Compute capability 9.0, with HAVE_HOPPER (attention_hopper.cu, mlp_hopper.cu, few_hopper.cu) ---- */
 
 /* Sets `*fits` to whether hopper_forward() and hopper_backward() work for this attention on the current
  * device. */
@@ -257,5 +277,10 @@ enum status mlp_hopper_forward(const struct vit_mlp<T> *mlp, const struct vit_no
 template <class T>
 enum status mlp_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_deltas, T *deltas, T *in_deltas,
                                 float *bias, struct vit_sums *sums, cudaStream_t stream);
+
+/* These functions do what vit_few_fits() and vit_few_linear() do. */
+enum status few_hopper_fits(const struct vit_rows *rows, uint32_t hidden, bool *fits);
+template <class T>
+enum status few_hopper_linear(const struct vit_few<T> *few, uint32_t width, cudaStream_t stream);
 
 #endif
