@@ -952,7 +952,7 @@ static void count_memory(struct train train, bool plans, struct memory_account *
     contender->engine->close(state);
 }
 
-#define TRIES 10 /* other processes on the GPU also take and return memory */
+#define LOOKS 10 /* other processes on the GPU also take and return memory */
 
 /* Returns whether a plan has the same bytes in all parts as the allocations, and leaves no memory in use. */
 static bool plans_memory(const struct train *train)
@@ -960,7 +960,7 @@ static bool plans_memory(const struct train *train)
     struct memory_account planned, taken;
     size_t before = 0, after = 0, total;
     count_memory(*train, true, &planned); /* loads what the engine needs besides */
-    for (int tries = 0; tries == 0 || (before != after && tries < TRIES); tries++) {
+    for (int tries = 0; tries == 0 || (before != after && tries < LOOKS); tries++) {
         must(cudaMemGetInfo(&before, &total));
         count_memory(*train, true, &planned);
         must(cudaMemGetInfo(&after, &total));
