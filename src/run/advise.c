@@ -25,7 +25,7 @@
 #include "machine/device.h"
 #include "machine/env.h"
 #include "machine/host.h"
-#include "run/formats.h"
+#include "run/report.h"
 #include "train/model.h"
 
 /* ---- Options ---- */

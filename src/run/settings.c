@@ -14,6 +14,7 @@
 #include "machine/host.h"
 #include "machine/nvml.h"
 #include "machine/monitor.h"
+#include "run/report.h"
 
 static const char *const scalings[] = {"weak", "strong", NULL}; /* indexed by enum scaling */
 static const char *const bindings[] = {"auto", "none", NULL};   /* indexed by enum binding */

@@ -12,7 +12,6 @@
 #include "core/workload.h"
 #include "machine/gpu_watch.h"
 #include "run/bench.h"
-#include "run/formats.h"
 
 #define SETTINGS_RANKS_MAX 1000000 /* more ranks than any machine can run */
 
