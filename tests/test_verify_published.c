@@ -13,8 +13,8 @@
 #include "folder.h"
 #include "must.h"
 #include "run/verify_published.h"
+#include "synth/class.h"
 #include "synth/lines.h"
-#include "synth/published_files.h"
 
 TestSuite(verify_published, .timeout = 120);
 

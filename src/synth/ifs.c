@@ -12,7 +12,7 @@
 #include "core/timer.h"
 #include "machine/host.h"
 #include "synth/formula.h"
-#include "synth/published_random.h"
+#include "synth/published.h"
 
 /* ---- Classes ---- */
 

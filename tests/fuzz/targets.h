@@ -37,7 +37,6 @@
 #include "data/unpack.h"
 #include "core/record.h"
 #include "synth/class.h"
-#include "synth/published_files.h"
 #include "train/checkpoint.h"
 
 /* Parses the first line as the value of --image, of --label, and of --member. Each accepted rule then reads a
