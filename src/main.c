@@ -18,7 +18,6 @@
 #include "run/runner.h"
 #include "run/settings.h"
 #include "run/verify_published.h"
-#include "launcher.h"
 #include "data/prepare.h"
 
 #ifndef FDSL_VERSION

@@ -862,11 +862,11 @@ void image_store_rgb(const struct image *image, uint8_t *to)
 /* ---- Masks ---- */
 
 /* Where `of` pixels along an axis of a mask become `to` pixels, of which the first `skipped` are left out. */
-struct axis {
+struct mask_axis {
     uint32_t first, of, to, skipped;
 };
 
-static uint32_t nearest(const struct axis *axis, uint32_t j)
+static uint32_t nearest(const struct mask_axis *axis, uint32_t j)
 {
     return axis->first +
            (uint32_t)((2 * (uint64_t)(axis->skipped + j) + 1) * axis->of / (2 * (uint64_t)axis->to));
@@ -898,8 +898,9 @@ static enum status check_mask(const uint8_t *data, size_t size, const struct ima
 }
 
 /* Reads columns from a table: to compute each anew would take a division per pixel. */
-static enum status cut_mask(const struct image *mask, struct axis columns, struct axis rows, uint32_t width,
-                            uint32_t height, bool mirrored, struct image_scratch *scratch, uint8_t *to)
+static enum status cut_mask(const struct image *mask, struct mask_axis columns, struct mask_axis rows,
+                            uint32_t width, uint32_t height, bool mirrored, struct image_scratch *scratch,
+                            uint8_t *to)
 {
     TRY(image_room(&scratch->resized, &scratch->resized_bytes, width * sizeof(uint32_t)));
     uint32_t *table = (uint32_t *)(void *)scratch->resized;
@@ -929,8 +930,8 @@ enum status image_fit_mask(const struct image_fit *fit, const struct image_view 
         output = (struct output){fit->res, fit->res};
     const uint32_t left = half_cut(resized.width - output.width),
                    top = half_cut(resized.height - output.height);
-    return cut_mask(&mask, (struct axis){box.left, box.width, resized.width, left},
-                    (struct axis){box.top, box.height, resized.height, top}, output.width, output.height,
+    return cut_mask(&mask, (struct mask_axis){box.left, box.width, resized.width, left},
+                    (struct mask_axis){box.top, box.height, resized.height, top}, output.width, output.height,
                     of->mirrored, scratch, to);
 }
 

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "core/parallel.h"
 #include "machine/comm.h"
 #include "machine/shared_ring.h"
-#include "machine/ticker.h"
 
 #define BEATS_PER_S 10
 #define LEFT        UINT64_MAX /* the count of a rank that has closed its heartbeat */

@@ -19,7 +19,6 @@
 #include "core/timer.h"
 #include "machine/env.h"
 #include "machine/monitor.h"
-#include "machine/process.h"
 
 #define FLUSH_S       60 /* seconds between writes; a killed monitor loses the samples since the last write */
 #define NOT_STARTED   126

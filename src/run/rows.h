@@ -16,8 +16,8 @@
 #include "core/workload.h"
 #include "machine/device.h"
 #include "machine/env.h"
-#include "machine/gpu_watch.h"
 #include "machine/monitor.h"
+#include "machine/nvml.h"
 #include "run/bench.h"
 #include "run/settings.h"
 

@@ -6,11 +6,10 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "core/axes.h"
 #include "core/options.h"
 #include "core/variant.h"
 #include "core/workload.h"
-#include "machine/gpu_watch.h"
+#include "machine/nvml.h"
 #include "run/bench.h"
 
 #define SETTINGS_RANKS_MAX 1000000 /* more ranks than any machine can run */

@@ -44,7 +44,8 @@ void color_system(const struct class_row *row, struct color_system *system)
     }
 }
 
-enum status color_check(const struct formula *formula, const struct class_row *row)
+/* Implements check() of a struct formula. */
+static enum status color_check(const struct formula *formula, const struct class_row *row)
 {
     const uint32_t maps = (uint32_t)row->value[0];
     for (uint32_t m = 0; m < maps; m++) {

@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 #include "core/file.h"
+#include "core/parallel.h"
 #include "core/timer.h"
 #include "machine/device.h"
 #include "machine/env.h"
 #include "machine/nvml.h"
-#include "machine/ticker.h"
 #include "train/epoch_report.h"
 
 /* ---- The line on the terminal ---- */
