@@ -453,13 +453,13 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/checksum_avx2.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
                 src/data/index.c src/data/png_image.c src/data/webp_image.c src/data/tensor_file.c \
-                src/data/torch_file.c src/data/zip.c src/core/dtype.c src/core/file.c \
+                src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
                 src/synth/class.c src/synth/classes_cfg.S src/synth/lines.c $(wildcard src/synth/published*.c src/synth/ifs*.c) src/core/parallel.c \
                 $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c src/train/option_values.c \
-                src/data/set_stream.c src/data/set_stream_load.c src/data/resident.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
-                src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c \
-                src/data/jitter.c src/data/image_output.c src/data/mixing.c src/data/rand_augment.c src/data/records.c src/data/unpack.c src/data/mds.c src/data/embeddings.c
+                src/data/set_stream.c src/data/set_stream_load.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
+                src/data/remote.c src/data/http.c src/data/plain_reader.c src/data/label_names.c src/machine/guard.c \
+                src/data/jitter.c src/data/mixing.c src/data/rand_augment.c src/data/mds.c src/data/embeddings.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

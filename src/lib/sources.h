@@ -11,7 +11,7 @@
 
 #include "data/dataset.h"
 #include "data/device_batches.h"
-#include "data/image_output.h"
+#include "data/image.h"
 #include "data/mixture.h"
 #include "data/random_draws.h"
 #include "data/remote.h"

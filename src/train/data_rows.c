@@ -11,7 +11,6 @@
 #include "core/text.h"
 #include "data/checksum.h"
 #include "data/dataset.h"
-#include "data/embedding_rows.h"
 #include "data/embeddings.h"
 #include "data/image_formats.h"
 #include "data/remote.h"
