@@ -456,7 +456,7 @@ FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/che
                 src/data/torch_file.c src/core/dtype.c src/core/file.c \
                 src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
                 src/synth/class.c src/synth/classes_cfg.S src/synth/lines.c $(wildcard src/synth/published*.c src/synth/ifs*.c) src/core/parallel.c \
-                $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c src/train/option_values.c \
+                $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c \
                 src/data/set_stream.c src/data/set_stream_load.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
                 src/data/remote.c src/data/http.c src/data/plain_reader.c src/data/label_names.c src/machine/guard.c \
                 src/data/jitter.c src/data/mixing.c src/data/rand_augment.c src/data/mds.c src/data/embeddings.c

@@ -6,7 +6,7 @@
 #include "core/array.h"
 #include "cells.h"
 #include "train/memory.h"
-#include "train/parallel_choice.h"
+#include "train/train.h"
 
 TestSuite(train_memory, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 

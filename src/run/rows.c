@@ -13,7 +13,7 @@
 #include "machine/monitor.h"
 #include "machine/nvml.h"
 #include "run/report.h"
-#include "train/epoch_report.h"
+#include "train/trainer.h"
 
 /* ---- The columns of all workloads ---- */
 

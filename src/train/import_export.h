@@ -12,7 +12,6 @@
 #include "core/status.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
-#include "train/option_values.h"
 
 /* Whether the moving average of the parameters is read: if there is one, always or never. */
 enum init_ema { INIT_EMA_AUTO, INIT_EMA_YES, INIT_EMA_NO };

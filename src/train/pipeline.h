@@ -1,6 +1,6 @@
 /* Training on a pipeline of ranks (--parallel pipeline). Each rank holds consecutive layers of the network,
  * called a stage. The micro-batches of a step pass through the stages; activations travel forward and their
- * gradients backward (stage_messages.h). docs/distributed.md describes pipelines.
+ * gradients backward. docs/distributed.md describes pipelines.
  *
  * A pipeline is an engine itself: it drives the stage_functions of another engine in the order of a schedule
  * (enum pipe_schedule). The trainer, checkpoints and --verify therefore treat it as one engine for the whole
