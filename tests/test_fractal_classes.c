@@ -16,7 +16,7 @@
 #include "must.h"
 #include "shell.h"
 #include "synth/class.h"
-#include "synth/deliver.h"
+#include "synth/synth.h"
 #include "synth/ifs_classes.h"
 #include "synth/published.h"
 

@@ -1,4 +1,4 @@
-#include "synth/deliver.h"
+#include "synth/synth.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -217,7 +217,11 @@ static void put(FILE *stream, uint64_t number, int bytes)
         fputc((int)(number >> 8 * i & 255), stream);
 }
 
-enum status option_values_encode(const struct option_values *list, unsigned char **bytes, size_t *size)
+/* Encodes a list as in a checkpoint. Each value has one byte for its kind, one for the length of its name,
+ * and the name. A word follows as its length in 4 bytes and its bytes; any other value as 8 bytes, which for
+ * a real number are those of an IEEE double. All numbers are little-endian. `*bytes` is owned by the caller.
+ */
+static enum status option_values_encode(const struct option_values *list, unsigned char **bytes, size_t *size)
 {
     char *all = NULL;
     FILE *stream = open_memstream(&all, size);

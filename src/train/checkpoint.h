@@ -72,12 +72,6 @@ char *option_values_text(const struct option_values *list);
 enum status option_value_store(const struct option_value *value, const struct option_spec *spec,
                                void *values);
 
-/* Encodes a list as in a checkpoint. Each value has one byte for its kind, one for the length of its name,
- * and the name. A word follows as its length in 4 bytes and its bytes; any other value as 8 bytes, which for
- * a real number are those of an IEEE double. All numbers are little-endian. `*bytes` is owned by the caller.
- */
-enum status option_values_encode(const struct option_values *list, unsigned char **bytes, size_t *size);
-
 /* Decodes a list from bytes that may be hostile. STATUS_FAILED if they are malformed; STATUS_EXHAUSTED if
  * memory runs out. The caller frees `list`, even after a failure. */
 enum status option_values_decode(const unsigned char *bytes, size_t size, struct option_values *list);

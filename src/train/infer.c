@@ -73,7 +73,8 @@ enum status inferrer_fetch(void *state, void *result)
     return STATUS_OK;
 }
 
-uint64_t inferrer_memory_bytes(const void *state)
+/* Returns the bytes of memory that the engine uses. */
+static uint64_t inferrer_memory_bytes(const void *state)
 {
     const struct inferrer *inferrer = state;
     return inferrer->engine->memory_bytes(inferrer->state);

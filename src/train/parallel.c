@@ -233,7 +233,8 @@ uint32_t parallel_ways(uint32_t gpus, struct parallel_way ways[PARALLEL_WAYS_MAX
     return count;
 }
 
-void parallel_name(const struct parallel_way *way, char name[PARALLEL_NAME])
+/* Writes the name of a way, such as "data parallel on 4 GPUs, recomputing". */
+static void parallel_name(const struct parallel_way *way, char name[PARALLEL_NAME])
 {
     const char *part = part_of(way);
     if (gpus_of(way) == 1)
@@ -260,7 +261,8 @@ static uint32_t tightest(const struct parallel_plan *plan, const uint64_t *room_
     return worst;
 }
 
-bool parallel_fits(const struct parallel_plan *plan, const uint64_t *room_bytes)
+/* Returns whether a plan fits into the memory of each GPU: `room_bytes`, one per GPU. */
+static bool parallel_fits(const struct parallel_plan *plan, const uint64_t *room_bytes)
 {
     const uint32_t worst = tightest(plan, room_bytes);
     return plan->needed_bytes[worst] <= room_bytes[worst];

@@ -447,8 +447,12 @@ static enum status find_limits(const struct pipeline_plan *plan, struct pipe_cos
     return STATUS_OK;
 }
 
-enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan,
-                     const struct resources *resources, uint32_t capacity, uint32_t *begins)
+/* Collective: cuts the network into slices so that the slowest slice takes as little time as possible and
+ * every slice stays within the memory of its ranks (pipeline_plan.limit_bytes). Costs are measured on rank 0,
+ * with micro-batches of `capacity` samples. Slice i has the layers begins[i] to begins[i + 1] - 1; `begins`
+ * has room for stages + 1. STATUS_USAGE if there are too few layers, STATUS_TOO_LARGE if nothing fits. */
+static enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan,
+                            const struct resources *resources, uint32_t capacity, uint32_t *begins)
 {
     uint32_t starts[MODEL_LAYERS_MAX + 1], pieces = find_pieces(train->model, starts);
     if (plan->stages > pieces)

@@ -132,12 +132,6 @@ struct parallel_plan {
  * stages first, each without and with recomputing. At most PARALLEL_WAYS_MAX; returns their number. */
 uint32_t parallel_ways(uint32_t gpus, struct parallel_way ways[PARALLEL_WAYS_MAX]);
 
-/* Writes the name of a way, such as "data parallel on 4 GPUs, recomputing". */
-void parallel_name(const struct parallel_way *way, char name[PARALLEL_NAME]);
-
-/* Returns whether a plan fits into the memory of each GPU: `room_bytes`, one per GPU. */
-bool parallel_fits(const struct parallel_plan *plan, const uint64_t *room_bytes);
-
 /* Returns the index of the plan with the shortest step of those that fit; a later plan must be faster than
  * the best one before it by PARALLEL_GAIN. PARALLEL_NONE if no plan fits. Writes one line to `why`: the
  * choice, and why not the others; or the smallest set-up that would fit. `count` is at least 1.

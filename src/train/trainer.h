@@ -337,9 +337,6 @@ enum status inferrer_run(void *state, uint64_t number, struct run_time *time);
 enum status inferrer_fetch(void *state, void *result);
 void inferrer_close(void *state);
 
-/* Returns the bytes of memory that the engine uses. */
-uint64_t inferrer_memory_bytes(const void *state);
-
 FDSL_C_END
 
 /* ---- Variants on the CPU. Arguments after the engine initialise further members of struct variant ---- */
