@@ -257,8 +257,8 @@ $(BUILD)/revision: FORCE
 	  echo "$${revision:-unknown}" | cmp -s - $@ || echo "$${revision:-unknown}" > $@
 $(BUILD)/mpi/comm_mpi.c.o: private ALL_CPPFLAGS += $(MPI_CFLAGS)
 $(BUILD)/src/core/phase.c.o: private ALL_CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
-$(BUILD)/src/machine/env.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
-$(BUILD)/src/machine/env.c.o: $(BUILD)/revision
+$(BUILD)/src/machine/host.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
+$(BUILD)/src/machine/host.c.o: $(BUILD)/revision
 
 $(PROGRAM): $(OBJECTS) $(BUILD)/flags-link
 	$(say) LD $@
@@ -453,7 +453,7 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/checksum_avx2.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
                 src/data/index.c src/data/png_image.c src/data/webp_image.c src/data/tensor_file.c \
-                src/data/torch_file.c src/core/dtype.c src/core/file.c \
+                src/data/torch_file.c src/core/file.c \
                 src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
                 src/synth/class.c src/synth/classes_cfg.S src/synth/lines.c $(wildcard src/synth/published*.c src/synth/ifs*.c) src/core/parallel.c \
                 $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c \

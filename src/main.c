@@ -17,7 +17,6 @@
 #include "run/rows.h"
 #include "run/runner.h"
 #include "run/settings.h"
-#include "run/verify_published.h"
 #include "data/prepare.h"
 
 #ifndef FDSL_VERSION

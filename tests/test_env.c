@@ -1,6 +1,5 @@
 /* Tests the facts about the machine: processors, memory and its limits, clocks, the Slurm job, and GPUs (with
  * a fake NVML library). */
-#include "machine/env.h"
 #include "machine/host.h"
 #include "machine/nvml.h"
 

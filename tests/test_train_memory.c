@@ -1,5 +1,5 @@
-/* Tests of planned memory (train/memory.h), of --memory-limit, and of --parallel auto. */
-#include "train/memory.h"
+/* Tests of planned memory (struct memory_account), of --memory-limit, and of --parallel auto. */
+#include "train/engine.h"
 #include "train/train.h"
 #include "shell.h"
 

@@ -12,7 +12,7 @@
 #include "data/image_formats.h"
 #include "folder.h"
 #include "must.h"
-#include "run/verify_published.h"
+#include "run/compare.h"
 #include "synth/class.h"
 #include "synth/lines.h"
 

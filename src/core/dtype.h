@@ -26,20 +26,27 @@ FDSL_HD size_t dtype_bytes(enum dtype type)
     return type == DTYPE_U8 ? 1 : type == DTYPE_F32 ? 4 : 2;
 }
 
-FDSL_C_BEGIN
-
-/* The names "u8", "f16", "f32" and "bf16", indexed by enum dtype; NULL-terminated, for option_spec.choices.
- */
-extern const char *const dtype_names[];
+/* The names of the types, indexed by enum dtype; NULL-terminated, for option_spec.choices. */
+static const char *const dtype_names[] __attribute__((unused)) = {"u8", "f16", "f32", "bf16", NULL};
 
 /* Returns the type string of a NumPy header, such as "<f2". NumPy has no bf16, so its bits are stored as
  * "<u2". */
-const char *dtype_npy(enum dtype type);
+static inline const char *dtype_npy(enum dtype type)
+{
+    static const char *const types[] = {"|u1", "<f2", "<f4", "<u2"};
+    return types[type];
+}
 
 /* Converts the NumPy type string "|u1", "<f2" or "<f4". Returns false for all others. */
-bool dtype_from_npy(const char *npy, enum dtype *type);
-
-FDSL_C_END
+static inline bool dtype_from_npy(const char *npy, enum dtype *type)
+{
+    for (int i = DTYPE_U8; i <= DTYPE_F32; i++)
+        if (strcmp(npy, dtype_npy((enum dtype)i)) == 0) {
+            *type = (enum dtype)i;
+            return true;
+        }
+    return false;
+}
 
 /* ---- fp16 and bfloat16 ---- */
 

@@ -18,7 +18,6 @@
 #include "data/members.h"
 #include "data/source.h"
 #include "machine/comm.h"
-#include "machine/env.h"
 #include "machine/host.h"
 
 #ifndef FDSL_VERSION

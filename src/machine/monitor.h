@@ -15,7 +15,7 @@
 
 #include "core/record.h"
 #include "core/status.h"
-#include "machine/env.h"
+#include "machine/host.h"
 
 /* ---- Processes: their CPU time, memory and storage traffic, read from /proc ---- */
 

@@ -23,7 +23,6 @@
 #include "data/plain_reader.h"
 #include "data/remote.h"
 #include "machine/device.h"
-#include "machine/env.h"
 #include "machine/host.h"
 #include "run/report.h"
 #include "train/model.h"

@@ -17,7 +17,7 @@
 #include "core/phase.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "machine/env.h"
+#include "machine/host.h"
 #include "machine/monitor.h"
 
 #define FLUSH_S       60 /* seconds between writes; a killed monitor loses the samples since the last write */

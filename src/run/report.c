@@ -12,7 +12,7 @@
 
 #include "core/text.h"
 #include "machine/comm.h"
-#include "machine/env.h"
+#include "machine/host.h"
 #include "machine/nvml.h"
 
 const char *const format_names[] = {"table", "csv", "json", NULL};

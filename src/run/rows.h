@@ -15,7 +15,7 @@
 #include "core/status.h"
 #include "core/workload.h"
 #include "machine/device.h"
-#include "machine/env.h"
+#include "machine/host.h"
 #include "machine/monitor.h"
 #include "machine/nvml.h"
 #include "run/bench.h"

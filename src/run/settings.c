@@ -10,7 +10,6 @@
 #include "core/text.h"
 #include "data/prepare.h"
 #include "machine/device.h"
-#include "machine/env.h"
 #include "machine/host.h"
 #include "machine/nvml.h"
 #include "machine/monitor.h"

@@ -1,4 +1,4 @@
-#include "run/verify_published.h"
+#include "run/compare.h"
 
 #include <errno.h>
 #include <limits.h>

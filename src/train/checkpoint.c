@@ -19,7 +19,7 @@
 #include "core/file.h"
 #include "core/text.h"
 #include "data/checksum.h"
-#include "machine/env.h"
+#include "machine/host.h"
 
 /* ---- Options and their values ---- */
 

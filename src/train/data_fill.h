@@ -1,5 +1,5 @@
 /* Shared by data.c, data_fill.c (reads samples of a source, or rows of embeddings with labels, into a set),
- * data_mixture.c and given.c. No other file includes this header. */
+ * data_mixture.c and feed.c. No other file includes this header. */
 #ifndef FDSL_TRAIN_DATA_FILL_H
 #define FDSL_TRAIN_DATA_FILL_H
 

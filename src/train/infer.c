@@ -15,7 +15,7 @@
 #include "data/remote.h"
 #include "data/tensor_file.h"
 #include "machine/comm.h"
-#include "train/import_export.h"
+#include "train/checkpoint.h"
 #include "train/trainer.h"
 #include "train/job.h"
 

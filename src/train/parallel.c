@@ -11,7 +11,7 @@
 #include "core/portable.h"
 #include "core/text.h"
 #include "machine/comm.h"
-#include "train/memory.h"
+#include "train/engine.h"
 #include "train/train.h"
 #include "train/trainer.h"
 

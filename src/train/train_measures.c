@@ -12,7 +12,7 @@
 #include "core/parallel.h"
 #include "core/timer.h"
 #include "machine/device.h"
-#include "machine/env.h"
+#include "machine/host.h"
 #include "machine/nvml.h"
 #include "train/pipeline.h"
 #include "train/train.h"
