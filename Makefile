@@ -188,6 +188,8 @@ C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(c
 # (any machine). Its objects are omp_simd.8.c.o, omp_simd.16.c.o and omp_simd.4.c.o.
 simd = $(foreach source,$(1),$(if $(filter %/omp_simd.c,$(source)),$(foreach lanes,8 16 $(if $(filter cpu/train/%,$(source)),4),$(source:.c=.$(lanes).c)),$(source)))
 C_SOURCES := $(call simd,$(C_SOURCES))
+# The oracle is naive.c in double, for --verify and for tests that compare gradients with finite differences.
+C_SOURCES += src/train/naive.double.c
 
 # CUDA kernels that launch kernels need relocatable device code and an additional link step by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu,$(CU_SOURCES))
@@ -273,14 +275,15 @@ $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	$(say) CC $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(SHARED) $(ALL_CPPFLAGS) -MMD -MP -c -o $@ $<
 
-# Compiles omp_simd.c for vectors of $(1) floats.
-define simd_rule
-$(BUILD)/%/omp_simd.$(1).c.o: %/omp_simd.c $(BUILD)/flags
+# Compiles the files $(1).c once more, as $(1).$(2).c.o, with the flag $(3).
+define again_rule
+$(BUILD)/%/$(1).$(2).c.o: %/$(1).c $(BUILD)/flags
 	@mkdir -p $$(@D)
 	$$(say) CC $$@
-	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(SHARED) $$(ALL_CPPFLAGS) -DLANES=$(1) -MMD -MP -c -o $$@ $$<
+	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(SHARED) $$(ALL_CPPFLAGS) $(3) -MMD -MP -c -o $$@ $$<
 endef
-$(foreach lanes,4 8 16,$(eval $(call simd_rule,$(lanes))))
+$(foreach lanes,4 8 16,$(eval $(call again_rule,omp_simd,$(lanes),-DLANES=$(lanes))))
+$(eval $(call again_rule,naive,double,-DFDSL_DOUBLE))
 
 $(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv configs/*.bin) $(BUILD)/flags
 	@mkdir -p $(@D)
