@@ -839,7 +839,7 @@ static enum status begin(struct remote_blocks *blocks, uint32_t file, uint64_t n
     return STATUS_OK;
 }
 
-/* ---- Reading ---- */
+/* ---- Reading these blocks ---- */
 
 /* Takes a user from a block. The last user of a failed block frees it. */
 static void give_back(struct remote_blocks *blocks, struct remote_block *block)
