@@ -188,6 +188,8 @@ C_SOURCES := $(filter-out $(if $(call on,XXHASH),,cpu/load/% cpu/ops/%) $(if $(c
 # (any machine). Its objects are omp_simd.8.c.o, omp_simd.16.c.o and omp_simd.4.c.o.
 simd = $(foreach source,$(1),$(if $(filter %/omp_simd.c,$(source)),$(foreach lanes,8 16 $(if $(filter cpu/train/%,$(source)),4),$(source:.c=.$(lanes).c)),$(source)))
 C_SOURCES := $(call simd,$(C_SOURCES))
+# The oracle is naive.c in double, for --verify and for tests that compare gradients with finite differences.
+C_SOURCES += src/train/naive.double.c
 
 # CUDA kernels that launch kernels need relocatable device code and an additional link step by nvcc.
 RDC_SOURCES := $(filter cuda/synth/bat.cu,$(CU_SOURCES))
@@ -257,8 +259,8 @@ $(BUILD)/revision: FORCE
 	  echo "$${revision:-unknown}" | cmp -s - $@ || echo "$${revision:-unknown}" > $@
 $(BUILD)/mpi/comm_mpi.c.o: private ALL_CPPFLAGS += $(MPI_CFLAGS)
 $(BUILD)/src/core/phase.c.o: private ALL_CPPFLAGS += $(if $(call on,NVTX),-idirafter $(NVTX_INCLUDE:/nvtx3/nvToolsExt.h=))
-$(BUILD)/src/machine/env_identity.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
-$(BUILD)/src/machine/env_identity.c.o: $(BUILD)/revision
+$(BUILD)/src/machine/host.c.o: private ALL_CPPFLAGS += -DFDSL_REVISION='"$(file <$(BUILD)/revision)"'
+$(BUILD)/src/machine/host.c.o: $(BUILD)/revision
 
 $(PROGRAM): $(OBJECTS) $(BUILD)/flags-link
 	$(say) LD $@
@@ -273,14 +275,15 @@ $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	$(say) CC $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(SHARED) $(ALL_CPPFLAGS) -MMD -MP -c -o $@ $<
 
-# Compiles omp_simd.c for vectors of $(1) floats.
-define simd_rule
-$(BUILD)/%/omp_simd.$(1).c.o: %/omp_simd.c $(BUILD)/flags
+# Compiles the files $(1).c once more, as $(1).$(2).c.o, with the flag $(3).
+define again_rule
+$(BUILD)/%/$(1).$(2).c.o: %/$(1).c $(BUILD)/flags
 	@mkdir -p $$(@D)
 	$$(say) CC $$@
-	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(SHARED) $$(ALL_CPPFLAGS) -DLANES=$(1) -MMD -MP -c -o $$@ $$<
+	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(SHARED) $$(ALL_CPPFLAGS) $(3) -MMD -MP -c -o $$@ $$<
 endef
-$(foreach lanes,4 8 16,$(eval $(call simd_rule,$(lanes))))
+$(foreach lanes,4 8 16,$(eval $(call again_rule,omp_simd,$(lanes),-DLANES=$(lanes))))
+$(eval $(call again_rule,naive,double,-DFDSL_DOUBLE))
 
 $(BUILD)/%.S.o: %.S $(wildcard configs/*.cfg configs/*.csv configs/*.bin) $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -453,13 +456,13 @@ tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
 FUZZ_SOURCES  = tests/fuzz/fuzz.c src/data/s3.c src/data/checksum.c src/data/checksum_avx2.c src/data/remote_cache.c src/data/jpeg_image.c src/data/resample.c src/data/image.c src/data/tar.c src/data/members.c src/data/npy.c src/data/labelled_files.c \
                 src/data/index.c src/data/png_image.c src/data/webp_image.c src/data/tensor_file.c \
-                src/data/torch_file.c src/data/zip.c src/core/dtype.c src/core/file.c \
-                src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/env_identity.c src/machine/host.c src/core/axes.c src/core/options.c \
-                src/synth/class.c src/synth/classes_cfg.S src/synth/formula.c src/synth/lines.c $(wildcard src/synth/published*.c src/synth/ifs*.c) src/core/parallel.c \
-                $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c src/train/option_values.c \
-                src/data/set_stream.c src/data/set_stream_load.c src/data/resident.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
-                src/data/remote.c src/data/remote_blocks.c src/data/http.c src/data/plain_reader.c src/data/file_list.c \
-                src/data/jitter.c src/data/image_output.c src/data/mixing.c src/data/rand_augment.c src/data/records.c src/data/unpack.c src/data/mds.c src/data/embeddings.c
+                src/data/torch_file.c src/core/file.c \
+                src/core/record.c src/core/status.c src/core/text.c src/machine/env.c src/machine/host.c src/core/axes.c src/core/options.c \
+                src/synth/class.c src/synth/classes_cfg.S src/synth/lines.c $(wildcard src/synth/published*.c src/synth/ifs*.c) src/core/parallel.c \
+                $(shell grep -l '^const struct formula formula_' src/synth/*.c) src/train/checkpoint.c src/train/model.c \
+                src/data/set_stream.c src/data/set_stream_load.c src/data/set_files.c src/data/dataset.c src/data/dataset_files.c src/data/dataset_list.c \
+                src/data/remote.c src/data/http.c src/data/plain_reader.c src/data/label_names.c src/machine/guard.c \
+                src/data/jitter.c src/data/mixing.c src/data/rand_augment.c src/data/mds.c src/data/embeddings.c
 fuzz: $(PROGRAM)
 	$(if $(FUZZ_CC),,$(error make fuzz needs clang and its libFuzzer: apt install clang libclang-rt-dev))
 	@mkdir -p $(BUILD)

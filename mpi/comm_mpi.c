@@ -16,8 +16,6 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "launcher.h"
-#include "machine/shared_ring.h"
 
 /* In an exchange of data, a rank polls for this time before it sleeps, because the data usually arrive
  * sooner. It sleeps only briefly, because MPI may transfer data only while a rank polls. */

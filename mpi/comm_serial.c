@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "core/status.h"
-#include "launcher.h"
+#include "machine/comm.h"
 
 /* One rank has no peer, so nothing opens a channel. */
 static enum status no_messages(void)

@@ -1,4 +1,4 @@
-#include "launcher.h"
+#include "machine/comm.h"
 
 #include <dirent.h>
 #include <pthread.h>

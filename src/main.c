@@ -12,14 +12,11 @@
 #include "core/text.h"
 #include "machine/comm.h"
 #include "run/advise.h"
-#include "run/columns.h"
 #include "run/compare.h"
 #include "run/report.h"
+#include "run/rows.h"
 #include "run/runner.h"
 #include "run/settings.h"
-#include "run/sweep.h"
-#include "run/verify_published.h"
-#include "launcher.h"
 #include "data/prepare.h"
 
 #ifndef FDSL_VERSION

@@ -64,7 +64,7 @@ static void plant(enum fault fault, struct synth *synth)
 static void compare(const struct trial *trial)
 {
     struct synth synth;
-    struct batch right, ours;
+    struct generated_batch right, ours;
     char text[256];
     open_synth(trial, &synth);
     const uint32_t count = trial->batch + (trial->batch < FEW ? (trial->batch + 1) / 2 : 5);

@@ -87,7 +87,7 @@ static void plant(enum fault fault, struct synth *synth)
 static void compare(const struct trial *trial)
 {
     struct synth synth;
-    struct batch right, ours, unmasked;
+    struct generated_batch right, ours, unmasked;
     char text[256];
     open_synth(trial, &synth);
     const uint32_t count = trial->batch + (trial->batch < MANY ? (trial->batch + 1) / 2 : 5);

@@ -50,13 +50,13 @@ static inline double median(std::vector<double> values)
 }
 
 /* Images and their targets, in host memory. A vector is empty if the images do not have the target. */
-struct batch {
+struct generated_batch {
     std::vector<uint8_t> images, masks; /* `masks` also has multi-hot labels */
     std::vector<int64_t> labels;
     std::vector<float> points;
 };
 
-static inline void make_room(const struct synth *synth, uint32_t count, struct batch *batch)
+static inline void make_room(const struct synth *synth, uint32_t count, struct generated_batch *batch)
 {
     batch->images.resize(count * synth_output_bytes(synth));
     batch->masks.resize(count * synth_mask_bytes(synth));
@@ -79,7 +79,7 @@ static inline std::vector<uint64_t> numbers_of(bool listed, uint32_t count)
 
 /* Generates the images with `naive`, or with `omp` if there are more than `few`. */
 static inline void generate_on_host(const struct synth *synth, const std::vector<uint64_t> &numbers,
-                                    uint32_t few, struct batch *batch)
+                                    uint32_t few, struct generated_batch *batch)
 {
     const uint32_t count = (uint32_t)numbers.size();
     const bool many = count > few;
@@ -120,7 +120,7 @@ static void copy_back(std::vector<T> &to, uint32_t at, const T *from, uint32_t s
 /* Generates the images in batches of synth->batch on the device. The last batch may be short. `listed` is as
  * for numbers_of(). `masked`: whether masks are wanted. */
 static inline void generate_on_device(const struct synth *synth, const std::vector<uint64_t> &numbers,
-                                      bool listed, bool masked, struct batch *batch)
+                                      bool listed, bool masked, struct generated_batch *batch)
 {
     const uint32_t size = (uint32_t)synth->batch, count = (uint32_t)numbers.size();
     const struct generator_request request = {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "synth/oracle.h"
+#include "synth/synth.h"
 
 enum { RES = 48, VERTICES = 12, ORBITS = 5, BATCH = 7, CLASSES = 2, PIXELS = RES * RES };
 

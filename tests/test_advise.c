@@ -1,10 +1,10 @@
 /* Tests fdsl-bench advise: the decision on invented measurements, and the command on small data sets. */
+#include "run/report.h"
 #include "shell.h"
 
 #include <math.h>
 
 #include "run/advise.h"
-#include "run/formats.h"
 
 TestSuite(advise, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 

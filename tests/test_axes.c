@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "core/axes.h"
+#include "core/options.h"
 
 TestSuite(axes, .timeout = 60);
 

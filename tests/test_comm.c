@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "folder.h"
-#include "launcher.h"
 
 /* Renames the functions of comm_serial.c, because the build may contain comm_mpi.c, whose functions have the
  * same names. */

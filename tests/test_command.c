@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "core/timer.h"
-#include "machine/process.h"
+#include "machine/monitor.h"
 
 /* burn(0.3) uses 0.3 s of CPU time, even on a busy machine. child() runs a function in a forked process. */
 static const char tree[] = "import os, signal, subprocess, sys, time\n"

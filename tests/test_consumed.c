@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/phase.h"
-#include "run/consumed.h"
+#include "run/bench.h"
 #include "cell.h"
 
 TestSuite(consumed, .timeout = 60);

@@ -1,8 +1,6 @@
 /* Tests the facts about the machine: processors, memory and its limits, clocks, the Slurm job, and GPUs (with
  * a fake NVML library). */
 #include "core/timer.h"
-#include "machine/env.h"
-#include "machine/gpu_watch.h"
 #include "machine/host.h"
 #include "machine/nvml.h"
 

@@ -14,7 +14,7 @@
 #include "golden.h"
 #include "machine/host.h"
 #include "synth/class.h"
-#include "synth/oracle.h"
+#include "synth/synth.h"
 
 #include "../cpu/synth/omp_kernel.h"
 

@@ -15,10 +15,10 @@
 #include "folder.h"
 #include "must.h"
 #include "shell.h"
-#include "synth/deliver.h"
+#include "synth/class.h"
+#include "synth/synth.h"
 #include "synth/ifs_classes.h"
-#include "synth/published_files.h"
-#include "synth/published_random.h"
+#include "synth/published.h"
 
 TestSuite(fractal_classes, .timeout = 1200);
 

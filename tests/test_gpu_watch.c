@@ -4,7 +4,6 @@
 
 #include "core/phase.h"
 #include "core/timer.h"
-#include "machine/gpu_watch.h"
 #include "machine/nvml.h"
 #include "fake_nvml.h"
 #include "folder.h"

@@ -16,7 +16,6 @@
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
 #include "synth/input.h"
-#include "synth/published_files.h"
 
 TestSuite(ifs3d, .timeout = 1200);
 

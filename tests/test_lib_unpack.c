@@ -12,9 +12,9 @@
 
 #include "data/checksum.h"
 #include "data/dataset.h"
+#include "data/remote_cache.h"
 #include "data/set_files.h"
 #include "data/tar.h"
-#include "data/unpack.h"
 #include "must.h"
 
 #include "lib_support.h" /* included last, because `out` and `status` would shadow names in other headers */

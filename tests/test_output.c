@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/portable.h"
-#include "synth/deliver.h"
+#include "synth/synth.h"
 #include "core/options.h"
 #include "synth/output.h"
 

@@ -11,7 +11,7 @@
 #include "golden.h"
 #include "class_rows.h"
 #include "synth/class.h"
-#include "synth/oracle.h"
+#include "synth/synth.h"
 #include "synth/output.h"
 #ifdef _OPENMP
 #include "machine/host.h"

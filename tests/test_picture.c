@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "core/philox.h"
-#include "synth/deliver.h"
+#include "synth/synth.h"
 
 TestSuite(picture, .timeout = 60);
 

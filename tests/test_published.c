@@ -19,8 +19,7 @@
 #include "published_vectors.h"
 #include "synth/lines.h"
 #include "synth/class.h"
-#include "synth/published_files.h"
-#include "synth/published_random.h"
+#include "synth/published.h"
 
 TestSuite(published, .timeout = 120);
 

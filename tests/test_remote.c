@@ -30,7 +30,6 @@
 #include "data/http.h"
 #include "data/remote.h"
 #include "data/remote_cache.h"
-#include "data/s3.h"
 
 /* ---- Signatures ---- */
 

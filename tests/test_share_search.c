@@ -5,7 +5,7 @@
 #include <criterion/criterion.h>
 
 #include "core/portable.h"
-#include "run/share_search.h"
+#include "run/bench.h"
 
 /* A machine. A step without reading takes 1 - 1 unit of time -, and generating all of its samples takes
  * `generate`. Reading all of its samples takes 1 / rate, and longer while the step computes: `contention` is

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "core/portable.h"
-#include "machine/shared_ring.h"
+#include "machine/comm.h"
 
 TestSuite(shared_ring, .timeout = 60);
 

@@ -14,7 +14,6 @@
 #include <sys/wait.h>
 
 #include "core/timer.h"
-#include "data/remote_blocks.h"
 #include "data/set_files.h"
 #include "train/data.h"
 

@@ -1,12 +1,12 @@
-/* Tests of planned memory (train/memory.h), of --memory-limit, and of --parallel auto. */
+/* Tests of planned memory (struct memory_account), of --memory-limit, and of --parallel auto. */
+#include "train/engine.h"
+#include "train/train.h"
 #include "shell.h"
 
 #include <math.h>
 
 #include "core/array.h"
 #include "cells.h"
-#include "train/memory.h"
-#include "train/parallel_choice.h"
 
 TestSuite(train_memory, .init = shell_set_up, .fini = shell_tear_down, .timeout = 120);
 

@@ -9,7 +9,7 @@
 #endif
 
 #include "golden.h"
-#include "synth/oracle.h"
+#include "synth/synth.h"
 #ifdef _OPENMP
 #include "machine/host.h"
 #endif

@@ -12,9 +12,9 @@
 #include "data/image_formats.h"
 #include "folder.h"
 #include "must.h"
-#include "run/verify_published.h"
+#include "run/compare.h"
+#include "synth/class.h"
 #include "synth/lines.h"
-#include "synth/published_files.h"
 
 TestSuite(verify_published, .timeout = 120);
 

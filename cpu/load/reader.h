@@ -12,7 +12,7 @@
 #include "load/verifier.h"
 
 /* ---- The bandwidth of copies: an upper bound on the rate of any loader that copies every byte with as many
- * threads (copier.c) ---- */
+ * threads (reader.c) ---- */
 
 /* The caller sets the first three members, and zeroes the others. */
 struct copier {

@@ -106,26 +106,8 @@ struct omp_kernel {
     void (*patches)(const struct omp_patch_row *row, uint32_t begin, uint32_t end);
 };
 
-/* Implement masks() and patches() on any machine. */
-void omp_scalar_masks(const struct philox_key keys[PHILOX_ROUNDS], uint32_t first, uint32_t count,
-                      uint8_t *low, uint8_t *high);
-void omp_scalar_patches(const struct omp_patch_row *row, uint32_t begin, uint32_t end);
-
 struct synth;
 struct synth_image;
-
-/* Draws an image of FAMILY_IFS, whose orbit the bank has, on a canvas of res * res pixels. `room` has
- * omp_ifs_room_bytes() bytes and belongs to the calling thread. */
-void omp_ifs_draw(const struct omp_kernel *kernel, const struct synth *synth, struct synth_image image,
-                  void *room, uint8_t *canvas);
-size_t omp_ifs_room_bytes(uint32_t res);
-
-/* Draws an image of FAMILY_IFS3D and, unless `cloud` is NULL, its point cloud. `room` has
- * omp_solid_room_bytes() bytes, which are 0 at first; it keeps the points of the latest drawing, which the
- * next image may also show. */
-void omp_solid_draw(const struct synth *synth, struct synth_image image, void *room, uint8_t *canvas,
-                    float *cloud);
-size_t omp_solid_room_bytes(void);
 
 #if defined(__x86_64__)
 extern const struct omp_kernel omp_kernel_avx2, omp_kernel_avx512;

@@ -139,7 +139,4 @@ struct gemm_kernels omp_net_gemm_kernels(void);
 enum status omp_net_open(const struct train *train, const struct resources *resources,
                          struct gemm_kernels gemm, void **state);
 
-/* Implements open() of engine_omp_blas (omp_blas.c). STATUS_UNAVAILABLE if OpenBLAS is missing. */
-enum status omp_blas_open(const struct train *train, const struct resources *resources, void **state);
-
 #endif

@@ -29,7 +29,6 @@ struct barrier {
 };
 
 void barrier_init(struct barrier *barrier);
-void barrier_destroy(struct barrier *barrier);
 
 /* Waits until all threads of the current parallel region have called barrier_wait(). */
 void barrier_wait(struct barrier *barrier);
@@ -329,7 +328,7 @@ void net_free(struct net *net);
 void net_take_arena(const struct net *net, const float *from, float *into);
 void net_give_arena(const struct net *net, const float *from, float *into);
 
-/* ---- omp_parameters.c: called by all threads of a parallel region ---- */
+/* ---- Parameters: called by all threads of a parallel region ---- */
 
 /* Copies weights into the layouts that the GEMMs use. Call it after every change of the parameters. Ends with
  * a barrier. */
@@ -355,7 +354,7 @@ void net_tokens(struct net *net, const struct block *block, bool back);
 /* Applies stochastic depth after a block, forward or backward. */
 void net_drop_paths(struct net *net, const struct block *block, uint32_t epoch, bool back);
 
-/* ---- omp_sample.c ---- */
+/* ---- Blocks before FLAT, sample by sample ---- */
 
 /* Apply the in-place ReLU and dropout layers of a block, forward and backward. net_after_backward() also
  * applies the ReLU that is fused into the block. `values` is the block's output for one sample. */
@@ -363,29 +362,6 @@ void net_after(const struct net *net, const struct block *block, const struct pa
                float *values);
 void net_after_backward(const struct net *net, const struct block *block, const struct passing *passing,
                         const float *values, float *deltas);
-
-/* Gathers a sample and stores it as the output of block INPUT. */
-void net_take_input(const struct net *net, struct worker *worker, const struct passing *passing);
-
-/* Runs a block before FLAT and its in-place layers for one sample. */
-void net_block_forward(const struct net *net, struct worker *worker, const struct block *block,
-                       const struct passing *passing);
-
-/* Copies the output of the block before FLAT to the row of a sample. net_flat_backward() copies the gradient
- * of this row to `deltas`. */
-void net_flat_forward(const struct net *net, const struct passing *passing);
-void net_flat_backward(const struct net *net, const struct passing *passing, float *deltas);
-
-/* Runs the backward pass of a block other than INPUT and BATCH_NORM for one sample, without its in-place
- * layers. `in_deltas` are overwritten or, if `adds` is true, added to. `sums` and `in_deltas` are NULL if
- * they are not needed. */
-void net_block_backward(const struct net *net, struct worker *worker, const struct block *block,
-                        const struct passing *passing, const float *deltas, float *in_deltas, bool adds,
-                        float *sums);
-
-/* Returns the zero-padded input of a convolution, built in `room`, or the input itself if the convolution has
- * no padding. */
-const float *net_with_zeros(const struct block *block, const float *in, float *room);
 
 /* Gathers a sample and runs its forward pass through all blocks up to FLAT. */
 void net_sample_forward(const struct net *net, struct worker *worker, const struct passing *passing);
@@ -396,7 +372,8 @@ void net_sample_forward(const struct net *net, struct worker *worker, const stru
 void net_sample_backward(const struct net *net, struct worker *worker, const struct passing *passing,
                          enum gradients_of of, float *sums);
 
-/* ---- omp_layers.c: called by all threads of a parallel region; each ends with a barrier ---- */
+/* ---- Blocks before FLAT, layer by layer: called by all threads of a parallel region; each ends with a
+ * barrier ---- */
 
 /* Run the blocks up to FLAT of a net with by_layer. net_layers_idle() is for a rank without samples in a
  * step whose normalisations add up their sums over all ranks. */

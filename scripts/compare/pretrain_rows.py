@@ -18,7 +18,7 @@ COLUMNS = ("schema,time_utc,host,job_id,revision,workload,model,source,device,ra
            "settings,workers,dtype,res,out_res,classes,seed,torch,timm,fdsl").split(",")
 CURVE_COLUMNS = ("schema,time_utc,host,job_id,revision,workload,model,source,device,ranks,batch,augment,amp,compile,settings,"
                  "out_res,classes,seed,images,train_loss,held_out_loss,top1,seconds").split(",")
-# The columns of fdsl-bench --log (src/train/epoch_report.c).
+# The columns of fdsl-bench --log (src/train/train_measures.c).
 STEP_COLUMNS = ("schema,time_utc,host,job_id,revision,workload,variant,device,ranks,seed,model,epoch,step,samples_seen,loss,accuracy,"
                 "lr,gradient_norm,items_per_s,gpu_utilisation_percent,gpu_memory_bytes,test_loss,test_acc").split(",")
 SCHEMAS = {tuple(COLUMNS): SCHEMA, tuple(CURVE_COLUMNS): CURVE_SCHEMA, tuple(STEP_COLUMNS): STEP_SCHEMA}

@@ -1,4 +1,4 @@
-#include "core/axes.h"
+#include "core/options.h"
 
 #include <float.h>
 #include <math.h>

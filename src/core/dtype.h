@@ -1,4 +1,5 @@
-/* Element types of images, tensors and batches, and conversions between them. */
+/* Element types of images, tensors and batches, and conversions between them; shapes and batches of samples.
+ */
 #ifndef FDSL_CORE_DTYPE_H
 #define FDSL_CORE_DTYPE_H
 
@@ -25,20 +26,27 @@ FDSL_HD size_t dtype_bytes(enum dtype type)
     return type == DTYPE_U8 ? 1 : type == DTYPE_F32 ? 4 : 2;
 }
 
-FDSL_C_BEGIN
-
-/* The names "u8", "f16", "f32" and "bf16", indexed by enum dtype; NULL-terminated, for option_spec.choices.
- */
-extern const char *const dtype_names[];
+/* The names of the types, indexed by enum dtype; NULL-terminated, for option_spec.choices. */
+static const char *const dtype_names[] __attribute__((unused)) = {"u8", "f16", "f32", "bf16", NULL};
 
 /* Returns the type string of a NumPy header, such as "<f2". NumPy has no bf16, so its bits are stored as
  * "<u2". */
-const char *dtype_npy(enum dtype type);
+static inline const char *dtype_npy(enum dtype type)
+{
+    static const char *const types[] = {"|u1", "<f2", "<f4", "<u2"};
+    return types[type];
+}
 
 /* Converts the NumPy type string "|u1", "<f2" or "<f4". Returns false for all others. */
-bool dtype_from_npy(const char *npy, enum dtype *type);
-
-FDSL_C_END
+static inline bool dtype_from_npy(const char *npy, enum dtype *type)
+{
+    for (int i = DTYPE_U8; i <= DTYPE_F32; i++)
+        if (strcmp(npy, dtype_npy((enum dtype)i)) == 0) {
+            *type = (enum dtype)i;
+            return true;
+        }
+    return false;
+}
 
 /* ---- fp16 and bfloat16 ---- */
 
@@ -264,5 +272,33 @@ FDSL_HD uint8_t fp4_pair(float first, float second, float factor)
     uint8_t pair = (uint8_t)(fp4_from_float(first * factor) | fp4_from_float(second * factor) << 4);
     return factor > 0 ? pair : 0;
 }
+
+/* ---- Batches ---- */
+
+/* A batch of samples is in host or device memory: the address, layout and type of its values, and its
+ * labels. */
+
+/* The shape of a sample. */
+struct shape {
+    uint32_t channels, depth, height, width; /* after a linear layer: features, 1, 1, 1; of tokens: tokens, 1,
+                                                1, width */
+};
+
+/* Returns the number of values of a shape. */
+static inline size_t shape_values(const struct shape *shape)
+{
+    return (size_t)shape->channels * shape->depth * shape->height * shape->width;
+}
+
+struct batch {
+    const void *values;
+    size_t bytes;  /* size of all samples, including the padding after the last one */
+    size_t stride; /* bytes from one sample to the next */
+    uint32_t count;
+    enum dtype type;
+    bool interleaved;      /* true: NHWC; false: NCHW */
+    const int32_t *labels; /* in the same memory (host or device) as `values`; NULL: none */
+    uint64_t first;        /* number of the first sample */
+};
 
 #endif

@@ -12,7 +12,6 @@
 #endif
 
 #include "core/array.h"
-#include "core/axes.h"
 #include "core/file.h"
 #include "core/text.h"
 

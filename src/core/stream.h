@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/batch.h"
+#include "core/dtype.h"
 #include "core/portable.h"
 #include "core/status.h"
 

@@ -1,9 +1,68 @@
+/* The tables of workloads and of variants, and the option --compute, which workloads share. */
 #include "core/variant.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "core/compute.h"
 #include "core/text.h"
 #include "core/workload.h"
+
+/* ---- --compute ---- */
+
+/* Refuses train and train:MODEL: the trainer itself trains on what is read or generated. */
+static enum status refuse_training(const char *text)
+{
+    const char *model = text[5] == ':' && text[6] ? text + 6 : "MODEL";
+    return status_value(STATUS_USAGE, "compute", text,
+                        ": give the time of a step in milliseconds. To train on batches while they are read "
+                        "or generated, run --workload train --variant %s --model %.40s with --data DIR "
+                        "--feed load or --data synth --feed live",
+                        strncmp(model, "vit-", 4) == 0     ? "train-vit"
+                        : strncmp(model, "resnet", 6) == 0 ? "train-resnet"
+                                                           : "train-cuda",
+                        model);
+}
+
+enum status compute_read(struct compute *compute)
+{
+    const char *text = compute->text;
+    double step_ms;
+    compute->step_s = 0;
+    if (!text)
+        return STATUS_OK;
+    if (strncmp(text, "train", 5) == 0 && (text[5] == ':' || !text[5]))
+        return refuse_training(text);
+    TRY(parse_real("--compute", text, COMPUTE_MIN_MS, COMPUTE_MAX_MS, &step_ms));
+    compute->step_s = 1e-3 * step_ms;
+    return STATUS_OK;
+}
+
+/* ---- Workloads ---- */
+
+extern const struct workload workload_synth, workload_load, workload_ops, workload_train, workload_infer,
+    workload_exchange;
+
+const struct workload *const workload_table[] = {
+    &workload_synth, &workload_load,     &workload_ops, &workload_train,
+    &workload_infer, &workload_exchange, NULL};
+
+const struct workload *workload_find(const char *name)
+{
+    for (size_t i = 0; workload_table[i]; i++)
+        if (strcmp(workload_table[i]->name, name) == 0)
+            return workload_table[i];
+    return NULL;
+}
+
+enum status workload_refuse_max(uint64_t batch)
+{
+    return batch != OPTION_MAX ? STATUS_OK
+                               : status_set(STATUS_USAGE, "only the workloads train and infer can search for "
+                                                          "the largest batch (--batch max); give a number");
+}
+
+/* ---- Variants ---- */
 
 /* WITH_NEEDS(symbol) is the address of a variant if this build has what the variant needs, else NULL. */
 #define WITH_NOTHING(symbol) &symbol

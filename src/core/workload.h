@@ -162,7 +162,7 @@ struct workload {
     } ranks;
 
     /* For workloads whose batches a training step can consume (--compute). Set step() and either hand_over()
-     * or set_consumer(). run/consumed.h implements the rest. */
+     * or set_consumer(). run/bench.c implements the rest. */
     struct {
         /* Returns the training step in `parameters`. Before the input is open, only the member `text` is set.
          * NULL: the workload does not support --compute. */

@@ -11,14 +11,14 @@
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/file.h"
 #include "core/text.h"
 #include "data/checksum.h"
-#include "data/file_list.h"
 #include "data/label_names.h"
 #include "data/mds.h"
 #include "data/plain_reader.h"
 #include "data/remote.h"
-#include "data/unpack.h"
+#include "data/remote_cache.h"
 
 #define WARNINGS_MAX 8 /* number of reported faults; further faults are only counted */
 #define AHEAD_BYTES \

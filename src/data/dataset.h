@@ -29,8 +29,8 @@ struct dataset_file {
     bool known;                    /* the file was opened to list its members; dataset_check() compares it */
     bool dangling;                 /* a symbolic link whose target does not exist: its samples are broken */
     const char *digest;            /* of the shard as it is stored, for digest_check_file(), or NULL */
-    bool packed;   /* the shard is compressed: its unpacked copy, in the cache or in memory (data/unpack.h),
-                      is read in its place. `bytes` is the size of the copy, and 0 until it is known;
+    bool packed;   /* the shard is compressed: its unpacked copy, in the cache or in memory, is read in its
+                      place (remote_cache.h). `bytes` is the size of the copy, and 0 until it is known;
                       `identity` is that of the shard */
     bool unpacked; /* the file was compressed, and its contents are in memory until the set is closed */
     int memory;    /* `unpacked` only: descriptor of the contents; owned */
@@ -308,7 +308,8 @@ const char *const *dataset_class_names(const struct dataset *dataset, uint32_t *
 enum status dataset_hash(struct dataset *dataset);
 
 /* ---- Filling the list ----
- * Only for dataset.c, dataset_list.c (indexes and shards), dataset_files.c (single files) and records.c. */
+ * Only for dataset.c, dataset_list.c (indexes and shards), dataset_files.c (single files) and
+ * labelled_files.c. */
 
 /* Finds the image and the label of a sample, and removes the members that are not chosen from the sample.
  * Calling it again changes nothing. STATUS_FAILED if the sample has an extension twice, has more than

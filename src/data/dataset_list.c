@@ -17,12 +17,11 @@
 #include "core/text.h"
 #include "data/checksum.h"
 #include "data/dataset.h"
-#include "data/file_list.h"
 #include "data/mds.h"
 #include "data/plain_reader.h"
 #include "data/remote.h"
 #include "data/tar.h"
-#include "data/unpack.h"
+#include "data/remote_cache.h"
 
 #define INDEX_BYTES_MAX   ((uint64_t)4 << 30) /* largest index that is read from a URL */
 #define OTHER_BYTES_MAX   ((uint64_t)1 << 20) /* a smaller file may be a Git LFS pointer or an HTML page */

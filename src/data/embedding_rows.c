@@ -1,4 +1,4 @@
-#include "data/embedding_rows.h"
+#include "data/embeddings.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -7,10 +7,10 @@
 #include <unistd.h>
 
 #include "core/array.h"
+#include "core/file.h"
 #include "core/parallel.h"
 #include "core/text.h"
 #include "data/checksum.h"
-#include "data/file_list.h"
 #include "data/tensor_file.h"
 
 /* ---- Labels ---- */

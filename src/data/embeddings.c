@@ -15,7 +15,6 @@
 #include "core/array.h"
 #include "core/file.h"
 #include "core/text.h"
-#include "data/file_list.h"
 #include "data/tensor_file.h"
 #include "machine/host.h"
 

@@ -12,7 +12,6 @@
 
 #include <curl/curl.h>
 
-#include "data/s3.h"
 #include "machine/host.h"
 
 #define CONNECT_S   10

@@ -25,14 +25,6 @@ struct idx {
 
 FDSL_C_BEGIN
 
-/* Parses the header of a file of `size` bytes: magic 00 00 08 AXES, and big-endian lengths. `bytes` has its
- * first IDX_HEADER_MAX bytes, or all bytes if it is shorter. Sets `*offset` to the position of the values;
- * `idx->values` is NULL. Fails as idx_parse() does. */
-enum status idx_parse_header(const uint8_t *bytes, size_t size, struct idx *idx, size_t *offset);
-
-/* Returns whether a file that begins with these `size` bytes is gzipped. */
-bool idx_is_gzip(const uint8_t *bytes, size_t size);
-
 /* Checks that one file has images, and the other one label for each image. STATUS_FAILED with the name of a
  * file otherwise. */
 enum status idx_check_pair(const char *images_name, const struct idx *images, const char *labels_name,
@@ -72,8 +64,7 @@ struct cifar_layout {
     uint32_t own;                       /* the label that is read */
     uint32_t classes[CIFAR_LABELS_MAX]; /* of each label */
 };
-extern const struct cifar_layout cifar_layouts[]; /* indexed by enum cifar_kind */
-extern const char *const cifar_label_names[];     /* values of --labels-of, from CIFAR_100_FINE on */
+extern const char *const cifar_label_names[]; /* values of --labels-of, from CIFAR_100_FINE on */
 #define CIFAR_LABELS_HELP \
     "which labels of CIFAR-100 are the classes: the 100 fine or the 20 coarse ones. WHICH is one of"
 
@@ -99,13 +90,6 @@ static inline const uint8_t *cifar_image(const struct cifar *cifar, uint64_t num
 {
     return cifar->records + number * cifar_record_bytes(cifar->layout) + cifar->layout->labels;
 }
-
-/* Sets `*count` to the number of records of a file of `size` bytes. STATUS_FAILED if it is not a positive
- * whole number. */
-enum status cifar_count(const struct cifar_layout *layout, uint64_t size, uint64_t *count);
-
-/* STATUS_FAILED if one of the labels of record `number` is not a class. */
-enum status cifar_check_labels(const struct cifar_layout *layout, uint64_t number, const uint8_t *labels);
 
 /* Parses a file in memory; `cifar->records` points into `bytes`. STATUS_FAILED if the file does not consist
  * of whole records whose labels are classes. */

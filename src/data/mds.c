@@ -14,7 +14,7 @@
 #include "core/array.h"
 #include "core/text.h"
 #include "data/checksum.h"
-#include "data/unpack.h"
+#include "data/remote_cache.h"
 
 #define AXES_MAX    63                          /* of an array */
 #define NAME_MAX_   (MEMBER_EXTENSION_MAX - 16) /* of a column: its member has a longer name */

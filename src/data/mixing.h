@@ -13,7 +13,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/batch.h"
 #include "core/dtype.h"
 #include "core/portable.h"
 

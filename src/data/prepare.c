@@ -16,10 +16,8 @@
 #include "data/image.h"
 #include "data/index.h"
 #include "data/members.h"
-#include "data/prepared_set.h"
 #include "data/source.h"
 #include "machine/comm.h"
-#include "machine/env.h"
 #include "machine/host.h"
 
 #ifndef FDSL_VERSION

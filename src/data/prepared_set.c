@@ -1,4 +1,4 @@
-#include "data/prepared_set.h"
+#include "data/prepare.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "core/batch.h"
+#include "core/dtype.h"
 #include "core/philox.h"
 #include "core/portable.h"
 #include "core/status.h"

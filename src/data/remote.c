@@ -18,8 +18,6 @@
 #include "data/http.h"
 #include "data/mds.h"
 #include "data/remote_cache.h"
-#include "data/s3.h"
-#include "data/unpack.h"
 #include "machine/host.h"
 
 #define TRIES           6  /* attempts per request */

@@ -119,8 +119,8 @@ void remote_ask(struct remote *remote, const char *name);
 enum status remote_fd(struct remote *remote, const char *name, const bool *stopped, int *fd);
 void remote_done(struct remote *remote, int fd);
 
-/* If the name is that of a shard that is compressed (data/unpack.h), remote_fd() opens its unpacked copy in
- * the cache, or in memory. The file itself is in the cache only until it is unpacked. This function
+/* If the name is that of a shard that is compressed (data/remote_cache.h), remote_fd() opens its unpacked
+ * copy in the cache, or in memory. The file itself is in the cache only until it is unpacked. This function
  * opens the file itself, as remote_fd() opens others. */
 enum status remote_packed_fd(struct remote *remote, const char *name, int *fd);
 

@@ -1,4 +1,4 @@
-#include "data/s3.h"
+#include "data/http.h"
 
 #include <errno.h>
 #include <limits.h>

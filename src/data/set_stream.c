@@ -19,10 +19,9 @@
 #include "data/checksum.h"
 #include "data/plain_reader.h"
 #include "data/remote.h"
-#include "data/remote_blocks.h"
+#include "data/remote_cache.h"
 #include "data/resident.h"
 #include "data/set_files.h"
-#include "data/unpack.h"
 #include "machine/host.h"
 
 #define NONE        UINT64_MAX

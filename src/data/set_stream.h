@@ -7,7 +7,6 @@
 #include "core/stream.h"
 #include "data/dataset.h"
 #include "data/image.h"
-#include "data/image_output.h"
 #include "data/mixing.h"
 
 /* A broken sample: its bytes were read, but they are no image, no label or no mask, or differ from the hash

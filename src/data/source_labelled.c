@@ -11,7 +11,6 @@
 #include "data/labelled_files.h"
 #include "data/npy.h"
 #include "data/checksum.h"
-#include "data/file_list.h"
 #include "data/source.h"
 
 #define FILES_MAX 16

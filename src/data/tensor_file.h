@@ -155,9 +155,6 @@ enum status npz_list(struct tensor_file *file);
 
 struct npy_header;
 
-/* Describes the values of an array, except their position in a file. */
-void npy_describe(const struct npy_header *header, struct tensor *tensor);
-
 /* ---- Files of torch.save() ---- */
 
 /* Lists the tensors of an open file, in the order of the pickle. The file is a zip archive with a pickle and

@@ -13,8 +13,6 @@
 #include "data/checksum.h"
 #include "data/embeddings.h"
 #include "data/index.h"
-#include "data/file_list.h"
-#include "data/prepared_set.h"
 #include "data/source.h"
 #include "data/tensor_file.h"
 

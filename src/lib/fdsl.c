@@ -21,7 +21,6 @@
 #include "machine/host.h"
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
-#include "synth/published_files.h"
 
 struct fdsl_generator {
     struct generator *generator;

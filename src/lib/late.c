@@ -7,7 +7,7 @@
 #include "core/portable.h"
 #include "machine/host.h"
 #include "data/remote.h"
-#include "data/s3.h"
+#include "data/http.h"
 #include "lib/call.h"
 
 #define CURL_FUNCTIONS(X)           \

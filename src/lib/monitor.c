@@ -7,9 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/parallel.h"
 #include "lib/call.h"
 #include "machine/device.h"
-#include "machine/ticker.h"
 
 #define WRITE_S        10 /* seconds between writes; a killed program loses the samples since the last write */
 #define NAME_MAX_BYTES 255

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "data/checksum.h"
-#include "data/embedding_rows.h"
 #include "data/embeddings.h"
 #include "data/generated_stream.h"
 #include "ops/job.h"

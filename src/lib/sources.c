@@ -8,9 +8,332 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/generator.h"
 #include "core/parallel.h"
+#include "data/checksum.h"
+#include "data/generated_stream.h"
 #include "data/stream_state.h"
 #include "synth/published.h"
+
+/* ---- Generated images ---- */
+
+/* The checks of the configuration, and the generator of a stream. */
+
+#define COUNT_MAX ((UINT64_C(1) << 31) - 1) /* the limit of draw_order() */
+
+/* Hashes everything that determines the pixels of the canvases, which images they are, and their targets. */
+static uint64_t hash_images(const struct images *images)
+{
+    const struct synth *synth = &images->synth;
+    const uint64_t words[] = {images->count, images->fresh,     synth->seed, (uint64_t)synth->formula,
+                              synth->res,    synth->class_count};
+    uint64_t hash = checksum_seeded(words, sizeof words, 2);
+    if (synth->set) /* the published random stream of the set */
+        hash = checksum_seeded(synth->set->name, strlen(synth->set->name), hash);
+    if (formula_is_system(formulas[synth->formula])) {
+        hash = checksum_seeded(&synth->ifs, sizeof synth->ifs, hash);
+        hash = checksum_seeded(&synth->points, sizeof synth->points, hash);
+    }
+    if (synth_is_color(synth))
+        hash = checksum_seeded(&synth->color, sizeof synth->color, hash);
+    _Static_assert(sizeof *synth->colors == 34 * sizeof(uint32_t) && sizeof synth->color == 16,
+                   "the parameters of colours have no gaps");
+    _Static_assert(sizeof *synth->classes == 40 &&
+                       sizeof *synth->systems == 16 + IFS_MAPS_MAX * IFS_MAP_VALUES * sizeof(double) &&
+                       sizeof *synth->solids == 40 + IFS_MAPS_MAX * IFS3D_COEFFICIENTS * sizeof(double) &&
+                       sizeof synth->ifs == 28,
+                   "the parameters of a class have no gaps");
+    size_t bytes;
+    const void *table = synth_class_table(synth, &bytes);
+    return checksum_seeded(table, bytes, hash);
+}
+
+/* Streams hold labels as int32_t, and -1 means that a sample is masked. */
+static enum status check_ids(const struct synth *synth)
+{
+    for (uint32_t c = 0; c < synth->class_count; c++)
+        if (synth->classes[c].id > INT32_MAX)
+            return status_set(STATUS_USAGE,
+                              "class_list: class %u is out of range; in streams, an id must be below 2^31",
+                              synth->classes[c].id);
+    return STATUS_OK;
+}
+
+/* Reads the random numbers of a published set, so that streams need not do so. */
+static enum status prepare_published(const struct synth *synth)
+{
+    const struct published_stream *stream = formulas[synth->formula]->published;
+    struct published *published;
+    int threads;
+    if (!synth->set || !stream)
+        return STATUS_OK;
+    TRY(lib_threads("threads", 0, &threads));
+    TRY(stream->open(synth, threads, &published));
+    stream->close(published);
+    return STATUS_OK;
+}
+
+/* Opens the images of fdsl_images_open(). The caller closes them with images_free(), even after an error. */
+static enum status images_open(const struct fdsl_config *config, uint64_t count, int fresh,
+                               struct images *images)
+{
+    if (count < 1 || count > COUNT_MAX)
+        return status_set(STATUS_USAGE, "count: %llu is out of range; it must be 1 to %llu",
+                          (unsigned long long)count, (unsigned long long)COUNT_MAX);
+    if (fresh != 0 && fresh != 1)
+        return status_set(STATUS_USAGE, "fresh: %d is neither 0 nor 1", fresh);
+    if (config->device != FDSL_CPU)
+        return status_set(STATUS_USAGE, "device: it is %d; set the device of a stream in its configuration",
+                          config->device);
+    if (config->threads != 0)
+        return status_set(STATUS_USAGE, "threads: it is %d; set num_threads of a stream's configuration",
+                          config->threads);
+    TRY(lib_find_generator(config->generator, &images->generator));
+    TRY(lib_images_input(config, &images->synth));
+    TRY(check_ids(&images->synth));
+    if (synth_cloud_bytes(&images->synth))
+        return status_set(STATUS_USAGE, "preset: streams have no point clouds; set it to mv-fractaldb-1k, "
+                                        "which has the same images and labels");
+    TRY(prepare_published(&images->synth));
+    images->count = (uint32_t)count;
+    images->fresh = fresh ? generated_stream_fresh(images->synth.turns) : 0;
+    images->hash = hash_images(images);
+    return STATUS_OK;
+}
+
+static void images_free(struct images *images)
+{
+    synth_free(&images->synth);
+}
+
+/* ---- Streams ---- */
+
+void images_get_format(const struct images *images, struct image_output *output, uint64_t *transform)
+{
+    const struct synth_output *own = &images->synth.output;
+    const uint32_t words[] = {own->res, (uint32_t)own->fit, own->channels, (uint32_t)own->layout,
+                              (uint32_t)own->type};
+    output->type = own->type;
+    output->interleaved = own->layout == OUTPUT_NHWC;
+    *transform = checksum_seeded(words, sizeof words, 3);
+    if (own->type != DTYPE_U8) {
+        *transform = checksum_seeded(own->scale, own->channels * sizeof *own->scale, *transform);
+        *transform = checksum_seeded(own->bias, own->channels * sizeof *own->bias, *transform);
+    }
+}
+
+static uint64_t label_of(const void *state, uint64_t number)
+{
+    const struct synth *synth = &((const struct images *)state)->synth;
+    return synth_label(synth, synth_image_at(synth->first, 1, synth->turns, number, 0));
+}
+
+enum status images_mixed_source(const struct images *images, const struct fdsl_stream_config *config,
+                                uint32_t batch, struct device_mixed_source *source)
+{
+    *source = (struct device_mixed_source){
+        .host_numbers = lib_generator_needs_host(images->generator), .label = label_of, .state = images};
+    return lib_generator_open(&images->synth, images->generator, config->device, config->num_threads, batch,
+                              &source->generator);
+}
+
+enum status images_stream_open(const struct images *images, const struct fdsl_stream_config *config,
+                               const struct images_plan *plan, struct stream **stream,
+                               struct device_batches **batches)
+{
+    struct generated_stream_request request = {.fresh = images->fresh,
+                                               .number = plan->number,
+                                               .count = images->count,
+                                               .sample_bytes = synth_output_bytes(&images->synth),
+                                               .mask_bytes = synth_mask_bytes(&images->synth),
+                                               .type = images->synth.output.type,
+                                               .plan = plan->plan,
+                                               .ahead = config->prefetch,
+                                               .held = config->held};
+    TRY(lib_generator_open(&images->synth, images->generator, config->device, config->num_threads,
+                           plan->plan.capacity, &request.generator));
+    if (config->device < 0)
+        return generated_stream_open(&request, stream);
+    struct device_order order = plan->order;
+    order.fresh = images->fresh;
+    order.host_numbers = lib_generator_needs_host(images->generator);
+    order.captures = plan->even && !order.host_numbers;
+    TRY(device_images_open(config->device, &request, &order, batches));
+    *stream = &(*batches)->stream;
+    return STATUS_OK;
+}
+
+/* ---- Mixtures (fdsl_source_mix()) ---- */
+
+/* The checks of the configuration, and what the sources have together. stream.c opens their streams. */
+
+enum fdsl_status fdsl_mix_config_init(struct fdsl_mix_config *config, size_t size)
+{
+    static const struct fdsl_mix_config defaults = {
+        .size = sizeof defaults, .epoch = FDSL_MIX_FIRST, .labels = "joined"};
+    return lib_set_config(config, size, &defaults, sizeof defaults);
+}
+
+/* Returns a source's number of samples; 0: it is generated, and has no end in a mixture. */
+static uint32_t finite_samples(const struct fdsl_source *source)
+{
+    return source->generates ? 0 : lib_source_samples(source);
+}
+
+static enum status check_part(const struct fdsl_source *source, uint32_t k)
+{
+    if (!source)
+        return status_set(STATUS_USAGE, "sources: source %u is NULL", k);
+    TRY(lib_source_check(source));
+    TRY(lib_check_process("source", source->process));
+    if (source->rows || source->mix)
+        return status_set(STATUS_USAGE, "sources: source %u has %s; mix data sets and generated images", k,
+                          source->rows ? "rows" : "other sources itself");
+    return finite_samples(source) || source->generates
+               ? STATUS_OK
+               : status_set(STATUS_USAGE, "sources: source %u has no samples", k);
+}
+
+static enum status take_weight(const char *field, double weight, uint32_t *units)
+{
+    const double exact = weight * MIXTURE_UNITS;
+    if (!(weight >= 0 && weight <= MIXTURE_MOST) || fabs(exact - rint(exact)) > 1e-6)
+        return status_set(STATUS_USAGE,
+                          "%s: %.17g is not a weight; it must be 0 to %d, with at most four decimals", field,
+                          weight, MIXTURE_MOST);
+    *units = (uint32_t)lrint(exact);
+    return STATUS_OK;
+}
+
+static enum status take_weights(const struct fdsl_mix_config *config, struct mixture_request *request)
+{
+    TRY(lib_check_given("weights", config->weights));
+    TRY(lib_check_count("change_count", config->change_count, 0, MIXTURE_PHASES - 1));
+    if (config->change_count > 0) {
+        TRY(lib_check_given("change_steps", config->change_steps));
+        TRY(lib_check_given("change_weights", config->change_weights));
+    }
+    request->phase_count = 1 + config->change_count;
+    for (uint32_t k = 0; k < config->count; k++)
+        TRY(take_weight("weights", config->weights[k], &request->phases[0].of[k]));
+    for (uint32_t i = 0; i < config->change_count; i++) {
+        struct mixture_weights *phase = &request->phases[i + 1];
+        phase->step = config->change_steps[i];
+        if (phase->step == 0 || phase->step > UINT32_MAX)
+            return status_set(STATUS_USAGE, "change_steps: %llu is out of range; it must be 1 to 2^32 - 1",
+                              (unsigned long long)phase->step);
+        for (uint32_t k = 0; k < config->count; k++)
+            TRY(take_weight("change_weights", config->change_weights[i * config->count + k], &phase->of[k]));
+    }
+    return STATUS_OK;
+}
+
+/* Sets the classes of the mixture and their names. Joined classes have the names of the source with the most
+ * classes. */
+static enum status join_classes(const struct fdsl_mix_config *config, struct fdsl_source *self, bool offset)
+{
+    struct source_mixture *mix = self->mix;
+    uint64_t total = 0;
+    uint32_t largest = 0;
+    for (uint32_t k = 0; k < mix->request.count; k++) {
+        const struct fdsl_source *part = mix->sources[k];
+        const uint32_t given = config->classes ? config->classes[k] : 0;
+        mix->classes[k] = part->generates ? images_classes(&part->images) : part->classes;
+        if (given && given < mix->classes[k])
+            return status_set(STATUS_USAGE, "classes: source %u has %u classes, not %u", k, mix->classes[k],
+                              given);
+        mix->classes[k] = given ? given : mix->classes[k];
+        if (offset && mix->classes[k] == 0 && k + 1 < mix->request.count)
+            return status_set(STATUS_USAGE,
+                              "classes: labels 'offset' needs the number of classes of source %u, which has "
+                              "no class folders; set it",
+                              k);
+        if (offset)
+            mix->request.sources[k].label_offset = (uint32_t)total;
+        total += mix->classes[k];
+        if (offset && total > INT32_MAX)
+            return status_set(STATUS_USAGE,
+                              "classes: sources 0 to %u have %llu classes together, but labels 'offset' must "
+                              "be below 2^31 - 1; set the numbers of classes that they have",
+                              k, (unsigned long long)total);
+        if (part->classes > mix->sources[largest]->classes)
+            largest = k;
+    }
+    if (!offset) {
+        self->class_names = mix->sources[largest]->class_names;
+        self->classes = mix->sources[largest]->classes;
+        return STATUS_OK;
+    }
+    bool named = true;
+    for (uint32_t k = 0; k < mix->request.count; k++)
+        named &= mix->sources[k]->classes > 0 && mix->sources[k]->classes == mix->classes[k];
+    if (!named)
+        return STATUS_OK;
+    mix->class_names = malloc((size_t)(total + 1) * sizeof *mix->class_names);
+    TRY(ALLOCATED(mix->class_names, "out of memory for the names of classes"));
+    for (uint32_t k = 0; k < mix->request.count; k++)
+        for (uint32_t c = 0; c < mix->sources[k]->classes; c++)
+            mix->class_names[self->classes++] = mix->sources[k]->class_names[c];
+    self->class_names = mix->class_names;
+    return STATUS_OK;
+}
+
+static enum status open_mix(const struct fdsl_mix_config *config, struct fdsl_source *self)
+{
+    static const char *const kinds[] = {"joined", "offset", NULL};
+    int labels;
+    TRY(lib_check_count("count", config->count, 1, MIXTURE_SOURCES));
+    TRY(lib_check_given("sources", config->sources));
+    TRY(lib_find_name("labels", config->labels, kinds, &labels));
+    for (uint32_t k = 0; k < config->count; k++)
+        TRY(check_part(config->sources[k], k));
+    struct source_mixture *mix = self->mix = calloc(1, sizeof *mix);
+    TRY(ALLOCATED(mix, "out of memory"));
+    struct mixture_request *request = &mix->request;
+    request->named = config->epoch;
+    for (uint32_t k = 0; k < config->count; k++) {
+        struct fdsl_source *part = config->sources[k];
+        atomic_fetch_add(&part->users, 1);
+        mix->sources[request->count++] = part;
+        snprintf(request->sources[k].name, MIXTURE_NAME, "%u", k);
+        request->sources[k].samples = finite_samples(part);
+        if (request->named == FDSL_MIX_FIRST && !part->generates)
+            request->named = k;
+    }
+    if (request->named == FDSL_MIX_FIRST)
+        return status_set(STATUS_USAGE, "sources: all of them are generated; one must have an end");
+    TRY(lib_check_count("epoch", request->named, 0, config->count - 1));
+    TRY(take_weights(config, request));
+    TRY(mixture_count(request, &mix->positions));
+    TRY(join_classes(config, self, labels == 1));
+    self->hash = mixture_hash(request);
+    for (uint32_t k = 0; k < request->count; k++) {
+        self->hash = checksum_seeded(&mix->sources[k]->hash, sizeof self->hash, self->hash);
+        self->dataset.bytes += mix->sources[k]->dataset.bytes;
+    }
+    return STATUS_OK;
+}
+
+enum fdsl_status fdsl_source_mix(const struct fdsl_mix_config *config, struct fdsl_source **source)
+{
+    enum status status = lib_source_new(config, sizeof *config, source);
+    if (status == STATUS_OK)
+        status = open_mix(config, *source);
+    return lib_source_end(status, source);
+}
+
+/* Ignores NULL. */
+static void mix_free(struct source_mixture *mix)
+{
+    if (!mix)
+        return;
+    for (uint32_t k = 0; k < mix->request.count; k++)
+        lib_source_release(mix->sources[k]);
+    free(mix->class_names);
+    free(mix);
+}
+
+/* ---- All sources ---- */
 
 /* The arguments of fdsl_images_open(). */
 struct images_wish {

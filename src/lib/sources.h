@@ -1,5 +1,5 @@
-/* Sources of streams: data sets (sources.c), mixtures (mix.c), generated images (images.c), and rows of
- * embeddings (rows.c). */
+/* Sources of streams: data sets, mixtures and generated images (sources.c), and rows of embeddings (rows.c).
+ */
 #ifndef FDSL_LIB_SOURCES_H
 #define FDSL_LIB_SOURCES_H
 
@@ -11,7 +11,7 @@
 
 #include "data/dataset.h"
 #include "data/device_batches.h"
-#include "data/image_output.h"
+#include "data/image.h"
 #include "data/mixture.h"
 #include "data/random_draws.h"
 #include "data/remote.h"
@@ -27,10 +27,6 @@ struct images {
     uint64_t fresh; /* increment of image numbers per epoch */
     uint64_t hash;  /* of everything that determines the pixels, but not of the output format */
 };
-
-/* Opens the images of fdsl_images_open(). The caller closes them with images_free(), even after an error. */
-enum status images_open(const struct fdsl_config *config, uint64_t count, int fresh, struct images *images);
-void images_free(struct images *images);
 
 /* Returns the largest label plus 1. */
 static inline uint32_t images_classes(const struct images *images)
@@ -132,7 +128,7 @@ enum status rows_stream_open(struct rows *rows, const struct fdsl_stream_config 
 
 struct fdsl_source;
 
-/* A mixture as a source of streams (mix.c). */
+/* A mixture as a source of streams. */
 struct source_mixture {
     struct mixture_request request; /* without what a stream's configuration decides: the orders, the seed and
                                        the batch */
@@ -141,9 +137,6 @@ struct source_mixture {
     uint32_t positions;                           /* samples of an epoch */
     const char **class_names;                     /* owned; NULL: those of a source, or none */
 };
-
-/* Ignores NULL. */
-void mix_free(struct source_mixture *mix);
 
 /* Sets the order of the sources from a stream's configuration. */
 static inline struct mixture_request mix_request(const struct source_mixture *mix,

@@ -12,7 +12,7 @@
 #include "core/parallel.h"
 #include "data/checksum.h"
 #include "data/device_batches.h"
-#include "data/image_output.h"
+#include "data/image.h"
 #include "data/mixing.h"
 #include "data/mixture.h"
 #include "data/random_draws.h"

@@ -12,7 +12,7 @@
 #include "machine/comm.h"
 #include "machine/device.h"
 #include "train/given.h"
-#include "train/train_parts.h"
+#include "train/train.h"
 
 #define SLOTS     2  /* batches of host memory on their way to a device */
 #define ALIGNMENT 16 /* of samples in device memory, in bytes */

@@ -7,7 +7,7 @@
 
 #include "core/stats.h"
 #include "core/timer.h"
-#include "machine/env.h"
+#include "machine/host.h"
 
 /* The columns of the latencies of a system call. */
 #define LATENCY(call, name, words)                                                     \

@@ -1,5 +1,4 @@
-#include "machine/env.h"
-
+/* The environment of a measurement (host.h). libfdsl compiles this file without hwloc (src/lib/fdsl.c). */
 #include <limits.h>
 #include <sched.h>
 #include <stdbool.h>
@@ -8,7 +7,6 @@
 #include <string.h>
 #include <sys/utsname.h>
 #include <unistd.h>
-
 #ifdef HAVE_HWLOC
 #include <hwloc.h>
 #endif

@@ -1,8 +1,536 @@
-/* The workload `ops`: options and verification. docs/ops.md describes it. */
+/* The workload `ops`: its input (generated rows, or rows of files), options, verification and columns.
+ * docs/ops.md describes it. */
+#include "ops/ops.h"
+
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/ops.h"
+#include "core/dtype.h"
+#include "core/parallel.h"
+#include "core/philox.h"
+#include "core/stats.h"
+#include "core/text.h"
+#include "core/timer.h"
+#include "data/checksum.h"
+#include "machine/host.h"
+
+#define TASK_ROWS  256
+#define PAGE_BYTES 4096
+
+/* ---- Generated rows ---- */
+
+/* The last word of the Philox counter. Streams with different last words are independent. */
+enum { STREAM_VALUES = 0x76616c73, STREAM_COLUMN = 0x636f6c73, STREAM_SOURCE = 0x64757073 };
+
+enum { SOURCE_DRAWS = 64 };
+enum kind { TOO_SMALL, TOO_LARGE, WITH_NAN, WITH_INFINITY, ZERO, KINDS };
+
+static uint64_t fixed_share(double share)
+{
+    return (uint64_t)(share * 0x1p32 + 0.5);
+}
+
+struct generated_rows generated_begin(uint64_t seed, uint32_t columns, enum dtype dtype, double bad,
+                                      double duplicates)
+{
+    return (struct generated_rows){seed, columns, dtype, fixed_share(bad), fixed_share(duplicates)};
+}
+
+/* If rows are chosen at equal distances, and `share` is the chosen share of all rows in units of 2^-32,
+ * returns how many of the rows 0 to row - 1 are chosen. */
+static uint64_t chosen_before(uint64_t share, uint64_t row)
+{
+    return row * share >> 32;
+}
+
+bool generated_is_bad(const struct generated_rows *rows, uint64_t row)
+{
+    return chosen_before(rows->bad, row + 1) > chosen_before(rows->bad, row);
+}
+
+/* Bad rows are not duplicates, so that the share of bad rows is exact. */
+static bool wants_source(const struct generated_rows *rows, uint64_t row)
+{
+    return chosen_before(rows->duplicates, row + 1) > chosen_before(rows->duplicates, row) &&
+           !generated_is_bad(rows, row);
+}
+
+/* Draws earlier rows until one is neither bad nor a duplicate. If none of SOURCE_DRAWS draws finds such a
+ * row, `row` is not a duplicate. */
+uint64_t generated_source(const struct generated_rows *rows, uint64_t row)
+{
+    if (row == 0 || !wants_source(rows, row))
+        return row;
+    for (uint32_t draw = 0; draw < SOURCE_DRAWS; draw++) {
+        struct philox_block block =
+            philox(philox_key(rows->seed), draw, (uint32_t)row, (uint32_t)(row >> 32), STREAM_SOURCE);
+        uint64_t source = philox_below(block.word[0], (uint32_t)row);
+        if (!generated_is_bad(rows, source) && !wants_source(rows, source))
+            return source;
+    }
+    return row;
+}
+
+static void store(const struct generated_rows *rows, void *values, uint32_t column, float value)
+{
+    if (rows->dtype == DTYPE_F32)
+        ((float *)values)[column] = value;
+    else
+        ((uint16_t *)values)[column] =
+            rows->dtype == DTYPE_F16 ? half_from_float(value) : bf16_from_float(value);
+}
+
+/* Writes uniform values with a variance of 1 / columns, times `scale`, so the norm is near `scale`. In
+ * each row, the magnitude of one value is drawn from the upper half of the range, so that the norm of a row
+ * with few columns is not too small by chance. */
+static void fill_values(const struct generated_rows *rows, uint64_t row, float scale, void *values)
+{
+    float largest = scale * (float)sqrt(3.0 / rows->columns);
+    uint32_t raised = (uint32_t)(row % rows->columns);
+    for (uint32_t first = 0; first < rows->columns; first += 4) {
+        struct philox_block block =
+            philox(philox_key(rows->seed), first / 4, (uint32_t)row, (uint32_t)(row >> 32), STREAM_VALUES);
+        for (uint32_t i = 0; i < 4 && first + i < rows->columns; i++) {
+            float value = 2 * philox_unit(block.word[i]) - 1;
+            if (first + i == raised)
+                value = copysignf(0.5f + 0.5f * fabsf(value), value);
+            store(rows, values, first + i, value * largest);
+        }
+    }
+}
+
+void generated_fill(const struct generated_rows *rows, uint64_t row, void *values)
+{
+    uint64_t source = generated_source(rows, row);
+    enum kind kind = (enum kind)(chosen_before(rows->bad, source) % KINDS);
+    if (!generated_is_bad(rows, source)) {
+        fill_values(rows, source, 1, values);
+        return;
+    }
+    fill_values(rows, source,
+                kind == TOO_SMALL   ? 1e-3f
+                : kind == TOO_LARGE ? 1e3f
+                : kind == ZERO      ? 0
+                                    : 1,
+                values);
+    if (kind == WITH_NAN || kind == WITH_INFINITY) {
+        struct philox_block block =
+            philox(philox_key(rows->seed), 0, (uint32_t)source, (uint32_t)(source >> 32), STREAM_COLUMN);
+        store(rows, values, philox_below(block.word[0], rows->columns),
+              kind == WITH_NAN    ? NAN
+              : block.word[1] & 1 ? INFINITY
+                                  : -INFINITY);
+    }
+}
+
+static void generate(void *context, uint64_t task, int thread)
+{
+    const struct ops_job *job = context;
+    const struct ops *ops = &job->ops;
+    (void)thread;
+    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++)
+        generated_fill(&job->generated, ops->first + i, job->memory + i * ops->row_bytes);
+}
+
+/* Allocates memory for this rank's rows, which are then one part. `remedy` is for a machine without enough
+ * memory, `advice` for memory that runs out. */
+static enum status allocate_rows(struct ops_job *job, const char *what, const char *remedy,
+                                 const char *advice)
+{
+    struct ops *ops = &job->ops;
+    uint64_t bytes = ops->count * ops->row_bytes;
+    TRY(memory_check(bytes, what, remedy));
+    if (job->described)
+        return STATUS_OK;
+    job->memory = ops_allocate(bytes);
+    TRY(ALLOCATED(job->memory, "out of memory for %s; %s", what, advice));
+    job->parts[0] = (struct ops_part){job->memory, 0, ops->count};
+    ops->part_count = 1;
+    return STATUS_OK;
+}
+
+static enum status generate_rows(struct ops_job *job)
+{
+    TRY(allocate_rows(job, "the rows", "lower --rows or --dim", "lower --rows or --dim"));
+    if (!job->described)
+        parallel_for(parallel_threads(), (job->ops.count + TASK_ROWS - 1) / TASK_ROWS, generate, job);
+    return STATUS_OK;
+}
+
+/* ---- Rows of files ---- */
+
+/* Opens the files of --data and sets job->set. `tensor` is the value of --tensor, or "". Returns the errors
+ * of guard_open() and embeddings_open(). */
+static enum status ops_rows_open(struct ops_job *job, const char *path, const char *tensor)
+{
+    double begin_s = timer_now_s();
+    TRY(guard_open(&job->guard));
+    guard_fill(&job->guard);
+    TRY(embeddings_open(path, tensor, &job->set));
+    job->load_s = timer_now_s() - begin_s;
+    return STATUS_OK;
+}
+
+/* Lists the parts of the set that contain this rank's rows. */
+static void list_parts(struct ops_job *job)
+{
+    struct ops *ops = &job->ops;
+    ops->part_count = 0;
+    for (size_t i = 0; i < job->set->part_count; i++) {
+        const struct embeddings_part *part = &job->set->parts[i];
+        uint64_t begin = part->first > ops->first ? part->first : ops->first;
+        uint64_t end = part->first + part->rows, last = ops->first + ops->count;
+        end = end < last ? end : last;
+        if (begin < end)
+            job->parts[ops->part_count++] = (struct ops_part){
+                part->values + (begin - part->first) * ops->row_bytes, begin - ops->first, end - begin};
+    }
+}
+
+/* Reads at least one byte of each page, so that the page cache has all rows. */
+static void touch(void *context, uint64_t task, int thread)
+{
+    const struct ops *ops = context;
+    (void)thread;
+    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++) {
+        const uint8_t *row = ops_row(ops, i);
+        for (size_t at = 0; at < ops->row_bytes; at += PAGE_BYTES)
+            (void)*(const volatile uint8_t *)(row + at);
+        (void)*(const volatile uint8_t *)(row + ops->row_bytes - 1);
+    }
+}
+
+static void decode(void *context, uint64_t task, int thread)
+{
+    const struct ops_job *job = context;
+    const struct ops *ops = &job->ops;
+    (void)thread;
+    for (uint64_t i = task * TASK_ROWS; i < (task + 1) * TASK_ROWS && i < ops->count; i++)
+        embeddings_decode(job->set, ops->first + i, job->memory + i * ops->row_bytes);
+}
+
+/* Reads the rows into the page cache, or decodes them into memory. */
+static enum status read_rows(struct ops_job *job)
+{
+    double begin_s = timer_now_s();
+    bool in_place = embeddings_in_place(job->set);
+    if (!in_place)
+        TRY(allocate_rows(job, "the decoded rows", "use fewer files, or more ranks on more machines",
+                          "use fewer files"));
+    if (job->described)
+        return STATUS_OK;
+    if (in_place)
+        list_parts(job);
+    uint64_t tasks = (job->ops.count + TASK_ROWS - 1) / TASK_ROWS;
+    if (in_place)
+        parallel_for(parallel_threads(), tasks, touch, &job->ops);
+    else
+        parallel_for(parallel_threads(), tasks, decode, job);
+    job->load_s += timer_now_s() - begin_s;
+    return ops_check_rows(&job->ops);
+}
+
+/* ---- Taking and freeing rows ---- */
+
+/* Generates this rank's rows, or reads its rows of the files into the page cache, or decodes them into
+ * memory, unless job->described is set. Replaces the rows of an earlier call. Then sets job->ops.first, count
+ * and parts. STATUS_TOO_LARGE if the available memory is too small. STATUS_EXHAUSTED if an allocation fails,
+ * STATUS_FAILED if a file cannot be read. */
+static enum status ops_rows_take(struct ops_job *job, const struct partition *partition)
+{
+    struct share share = partition_share(partition, job->rows);
+    free(job->memory);
+    free(job->parts);
+    job->memory = NULL;
+    job->ops.first = share.first;
+    job->ops.count = share.count;
+    job->ops.parts = job->parts = calloc(job->set ? job->set->part_count + 1 : 1, sizeof *job->parts);
+    TRY(ALLOCATED(job->parts, "out of memory for the list of rows"));
+    if (job->set)
+        return read_rows(job);
+    return generate_rows(job);
+}
+
+static void ops_rows_free(struct ops_job *job)
+{
+    free(job->memory);
+    free(job->parts);
+    guard_close(&job->guard);
+    embeddings_close(job->set);
+}
+
+/* ---- Columns, in addition to those that every workload has ---- */
+
+/* The names of the steps, indexed by enum ops_step; --steps does not accept "dedup". */
+static const char *const ops_step_names[OPS_STEPS] = {"mask",    "dedup",   "compact",
+                                                      "permute", "convert", "hash"};
+
+/* The workload's columns, and the functions of struct workload that fill them. */
+static const struct column ops_columns[] = {
+    {"timed_stages", VALUE_WORD, COMBINE_FIRST, "", .about = "the stages that the time of a run includes"},
+    {"load_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time until the rows of files were mapped and in the page cache; empty for generated rows",
+     .digits = 6},
+    {"rows_in", VALUE_INTEGER, COMBINE_SUM, "", .about = "input rows"},
+    {"rows_kept", VALUE_INTEGER, COMBINE_SUM, "",
+     .about = "rows that remain after the mask and the comparison of hashes"},
+    {"duplicate_rows", VALUE_INTEGER, COMBINE_NONE, "",
+     .about = "valid rows whose hash equals that of an earlier valid row; only with the step hash"},
+    {"mask_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time to mask bad rows in one extra run, mean over the threads", .digits = 6},
+    {"dedup_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time to compare hashes in one extra run, mean over the threads", .digits = 6},
+    {"compact_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time to remove rows in one extra run, mean over the threads", .digits = 6},
+    {"permute_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time to permute rows in one extra run, mean over the threads", .digits = 6},
+    {"convert_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time to convert values in one extra run, mean over the threads", .digits = 6},
+    {"hash_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time to hash rows in one extra run, mean over the threads", .digits = 6},
+    {"least_bytes", VALUE_INTEGER, COMBINE_SUM, "bytes",
+     .about = "bytes that any program must move for these steps"},
+    {"stream_bytes_per_s", VALUE_REAL, COMBINE_NONE, "bytes/s",
+     .about = "reference bandwidth: a copy on a GPU, STREAM triad on a CPU", .digits = 6},
+    {"stream_share", VALUE_REAL, COMBINE_NONE, "",
+     .about = "least_bytes divided by the time and by stream_bytes_per_s", .digits = 4},
+    MEMORY_COLUMNS,
+    {"error_max", VALUE_REAL, COMBINE_MAX, "", .about = "largest absolute error of converted values of run 0",
+     .digits = 5},
+    {"error_mean", VALUE_REAL, COMBINE_MEAN, "",
+     .about = "mean relative error of converted values of run 0 that are not 0", .digits = 5},
+    {"digest", VALUE_HASH, COMBINE_SUM, "", .about = "sum of the hashes of the output rows of run 0"},
+    {.name = NULL},
+};
+
+static enum status summarize(const struct variant *variant, void *state, struct ops_summary *summary)
+{
+    struct ops_fetch fetch = {0};
+    TRY(variant->fetch(state, &fetch));
+    *summary = fetch.summary;
+    return STATUS_OK;
+}
+
+/* Sets the memory columns. Memory efficiency is the bytes of the rows and the results, divided by the bytes
+ * allocated. */
+static void put_memory(const struct ops *ops, const struct ops_summary *summary, struct row *row)
+{
+    double rows = (double)ops->count * (double)ops->row_bytes, useful = rows;
+    for (int array = 0; array < OPS_ARRAYS; array++)
+        useful += (double)(array == OPS_KEPT ? ops->count : summary->outputs) *
+                  (double)ops_array_bytes(ops, (enum ops_array)array);
+    row_memory(row, useful, rows + (double)summary->memory_bytes);
+}
+
+static enum status ops_observe(const void *input, const struct variant *variant, void *state, struct row *row)
+{
+    const struct ops *ops = input;
+    struct ops_summary summary;
+    char stages[64] = "";
+    TRY(summarize(variant, state, &summary));
+    for (int step = 0; step < OPS_STEPS; step++)
+        if (ops->steps[step])
+            text_join(stages, sizeof stages, "+", "%s", ops_step_names[step]);
+    row_text(row, "timed_stages", stages);
+    if (ops->set)
+        row_real(row, "load_s", ((const struct ops_job *)input)->load_s);
+    row_count(row, "rows_in", ops->count);
+    row_count(row, "rows_kept", summary.kept);
+    row_count(row, "least_bytes", (unsigned long long)ops_least_bytes(ops, summary.kept));
+    put_memory(ops, &summary, row);
+    return STATUS_OK;
+}
+
+/* ---- Extra runs ---- */
+
+/* Measures the time of each step in one extra run. */
+static enum status measure_steps(const struct ops *ops, const struct variant *variant, void *state,
+                                 struct row *row)
+{
+    struct run_time unused;
+    struct ops_summary summary;
+    ops->control->timed = true;
+    enum status status = variant_run(variant, state, 0, &unused);
+    ops->control->timed = false;
+    TRY(status);
+    TRY(summarize(variant, state, &summary));
+    for (int step = 0; step < OPS_STEPS; step++) {
+        char column[32];
+        snprintf(column, sizeof column, "%s_s", ops_step_names[step]);
+        if (ops->steps[step] && summary.step_s[step] >= 0)
+            row_real(row, column, summary.step_s[step]);
+    }
+    return STATUS_OK;
+}
+
+#define STREAM_ROUNDS 9
+#define STREAM_TIME_S 2.0 /* the first round always runs; no other round starts after this time */
+
+/* Measures the bandwidth of runs relative to the reference bandwidth. Runs alternate with measurements of the
+ * reference bandwidth, so that both see the same state of the machine. */
+static enum status measure_stream(const struct ops *ops, const struct variant *variant, void *state,
+                                  struct row *row)
+{
+    const struct ops_traits *traits = variant->traits;
+    double rates[STREAM_ROUNDS], shares[STREAM_ROUNDS], begin_s = timer_now_s();
+    struct ops_summary summary;
+    size_t rounds = 0;
+    TRY(summarize(variant, state, &summary));
+    double bytes = summary.copied_bytes ? (double)summary.copied_bytes : ops_least_bytes(ops, summary.kept);
+    while (rounds < STREAM_ROUNDS && (rounds == 0 || timer_now_s() - begin_s < STREAM_TIME_S)) {
+        struct run_time time = {.device_s = -1};
+        double run_begin_s = timer_now_s();
+        TRY(variant_run(variant, state, rounds, &time));
+        double run_s = time.device_s >= 0 ? time.device_s : timer_now_s() - run_begin_s;
+        TRY(traits->stream(state, &rates[rounds]));
+        shares[rounds] = bytes / run_s / rates[rounds];
+        rounds++;
+    }
+    row_real(row, "stream_bytes_per_s", stats_middle(rates, rounds));
+    row_real(row, "stream_share", stats_middle(shares, rounds));
+    return STATUS_OK;
+}
+
+/* ---- Results of run 0 ---- */
+
+#define CHUNK_ROWS     1024
+#define ERROR_VALUES   ((uint64_t)1 << 24) /* maximum number of values for the errors */
+#define DIGEST_MEMBERS 3
+
+/* Results of consecutive output rows. */
+struct chunk {
+    uint64_t first, count;
+    uint64_t order[CHUNK_ROWS], hashes[CHUNK_ROWS];
+    uint8_t *values, *scales;
+};
+
+struct errors {
+    double largest, sum;
+    uint64_t values;   /* number of values compared */
+    uint64_t relative; /* number of these values that are not 0 before the conversion */
+};
+
+static double output_value(const struct ops *ops, float tensor_scale, const struct chunk *chunk, uint64_t k,
+                           uint32_t i)
+{
+    enum ops_type to = ops->format.to;
+    const uint8_t *values = chunk->values + k * ops_value_bytes(to, ops->format.columns);
+    if (to == OPS_F32 || to == OPS_F16 || to == OPS_BF16)
+        return (double)ops_value(values,
+                                 to == OPS_F32   ? DTYPE_F32
+                                 : to == OPS_F16 ? DTYPE_F16
+                                                 : DTYPE_BF16,
+                                 i);
+    if (to == OPS_FP8)
+        return (double)fp8_to_float(values[i]);
+    uint8_t scale = chunk->scales[k * ops_scale_bytes(to, ops->format.columns) + i / ops_block(to)];
+    double value = (double)fp4_to_float((uint8_t)(values[i / 2] >> 4 * (i % 2)));
+    return to == OPS_MXFP4 ? value * ldexp(1, scale - 127)
+                           : value * (double)fp8_to_float(scale) * (double)tensor_scale;
+}
+
+/* Adds the errors of the values that are finite before and after the conversion. */
+static void add_errors(const struct ops *ops, float tensor_scale, const struct chunk *chunk,
+                       struct errors *errors)
+{
+    for (uint64_t k = 0; k < chunk->count && errors->values < ERROR_VALUES; k++) {
+        const uint8_t *row = ops_row(ops, chunk->order[k] - ops->first);
+        for (uint32_t i = 0; i < ops->format.columns; i++) {
+            double before = (double)ops_value(row, ops->format.from, i);
+            double error = fabs(output_value(ops, tensor_scale, chunk, k, i) - before);
+            if (!isfinite(error))
+                continue;
+            errors->values++;
+            errors->largest = error > errors->largest ? error : errors->largest;
+            errors->relative += before != 0;
+            errors->sum += before != 0 ? error / fabs(before) : 0;
+        }
+    }
+}
+
+/* Returns the sum of one hash per row, over the row's number and results. The sums of several ranks therefore
+ * add up to the sum of a single rank that has all rows, except with --sample and NVFP4. */
+static uint64_t digest(const struct ops *ops, const struct chunk *chunk)
+{
+    size_t value_bytes = ops_array_bytes(ops, OPS_VALUES), scale_bytes = ops_array_bytes(ops, OPS_SCALES);
+    uint64_t sum = 0;
+    for (uint64_t k = 0; k < chunk->count; k++) {
+        uint64_t members[DIGEST_MEMBERS] = {checksum_whole(chunk->values + k * value_bytes, value_bytes),
+                                            checksum_whole(chunk->scales + k * scale_bytes, scale_bytes),
+                                            ops->steps[OPS_HASH] ? chunk->hashes[k] : 0};
+        sum += checksum_sample(chunk->order[k], members, DIGEST_MEMBERS);
+    }
+    return sum;
+}
+
+static enum status fetch_chunk(const struct ops *ops, const struct variant *variant, void *state,
+                               struct chunk *chunk)
+{
+    void *const to[OPS_ARRAYS] = {NULL, chunk->order, chunk->values, chunk->scales, chunk->hashes};
+    for (int array = OPS_ORDER; array < OPS_ARRAYS; array++) {
+        struct ops_fetch fetch = {(enum ops_array)array, chunk->first, chunk->count, to[array], {0}};
+        if (ops_array_bytes(ops, (enum ops_array)array))
+            TRY(variant->fetch(state, &fetch));
+    }
+    for (uint64_t k = 0; !ops_array_bytes(ops, OPS_ORDER) && k < chunk->count; k++)
+        chunk->order[k] = ops->first + chunk->first + k; /* run 0 does not rotate the rows */
+    return STATUS_OK;
+}
+
+static enum status read_results(const struct ops *ops, const struct variant *variant, void *state,
+                                struct chunk *chunk, struct row *row)
+{
+    struct ops_summary summary;
+    struct errors errors = {0};
+    uint64_t sum = 0;
+    bool converts = ops->steps[OPS_CONVERT];
+    TRY(summarize(variant, state, &summary));
+    for (; chunk->first < summary.outputs; chunk->first += chunk->count) {
+        uint64_t left = summary.outputs - chunk->first;
+        chunk->count = left < CHUNK_ROWS ? left : CHUNK_ROWS;
+        TRY(fetch_chunk(ops, variant, state, chunk));
+        if (converts)
+            add_errors(ops, summary.tensor_scale, chunk, &errors);
+        sum += digest(ops, chunk);
+    }
+    row_hash(row, "digest", sum);
+    if (converts && errors.values > 0)
+        row_real(row, "error_max", errors.largest);
+    if (converts && errors.relative > 0)
+        row_real(row, "error_mean", errors.sum / (double)errors.relative);
+    return STATUS_OK;
+}
+
+static enum status measure_results(const struct ops *ops, const struct variant *variant, void *state,
+                                   struct row *row)
+{
+    FREED struct chunk *chunk = calloc(1, sizeof *chunk);
+    FREED uint8_t *values = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_VALUES) + 1);
+    FREED uint8_t *scales = malloc(CHUNK_ROWS * ops_array_bytes(ops, OPS_SCALES) + 1);
+    TRY(ALLOCATED(chunk && values && scales, "out of memory for the results"));
+    chunk->values = values;
+    chunk->scales = scales;
+    return read_results(ops, variant, state, chunk, row);
+}
+
+static enum status ops_measure(const void *input, const struct variant *variant, void *state, struct row *row)
+{
+    const struct ops_job *job = input;
+    const struct ops *ops = &job->ops;
+    TRY(measure_steps(ops, variant, state, row));
+    TRY(measure_results(ops, variant, state, row));
+    if (ops->steps[OPS_HASH]) {
+        TRY(ops_oracle_hash(ops, job->oracle));
+        row_count(row, "duplicate_rows", job->oracle->valid_count - job->oracle->distinct);
+    }
+    if (ops->count > 0)
+        TRY(measure_stream(ops, variant, state, row));
+    return ops_check_rows(ops);
+}
+
+/* ---- Options ---- */
 
 #define COLUMNS_MAX 65536
 
@@ -21,7 +549,6 @@ static const enum dtype type_values[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
 const char *const ops_type_names[] = {"f32", "f16", "bf16", "fp8", "nvfp4", "mxfp4", NULL};
 const char *const ops_fp8_modes[] = {"saturate", "nan", NULL};
 static const char *const switches[] = {"on", "off", NULL};
-const char *const ops_step_names[OPS_STEPS] = {"mask", "dedup", "compact", "permute", "convert", "hash"};
 
 #define AT(field) offsetof(struct ops_parameters, field)
 static const struct option_spec options[] = {

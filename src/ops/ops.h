@@ -1,5 +1,5 @@
-/* The workload `ops` apart from its variants, which see only ops/job.h: ops.c (options), rows.c (the rows),
- * oracle.c (verification), measure.c (columns) and source.c (--prepare). */
+/* The workload `ops` apart from its variants, which see only ops/job.h: ops.c (rows, options, columns),
+ * oracle.c (verification) and source.c (--prepare). */
 #ifndef FDSL_OPS_OPS_H
 #define FDSL_OPS_OPS_H
 
@@ -102,24 +102,5 @@ static inline enum ops_type ops_stored_type(enum dtype type)
 {
     return type == DTYPE_F32 ? OPS_F32 : type == DTYPE_F16 ? OPS_F16 : OPS_BF16;
 }
-
-/* Opens the files of --data and sets job->set. `tensor` is the value of --tensor, or "". Returns the errors
- * of guard_open() and embeddings_open(). */
-enum status ops_rows_open(struct ops_job *job, const char *path, const char *tensor);
-
-/* Generates this rank's rows, or reads its rows of the files into the page cache, or decodes them into
- * memory, unless job->described is set. Replaces the rows of an earlier call. Then sets job->ops.first, count
- * and parts. STATUS_TOO_LARGE if the available memory is too small. STATUS_EXHAUSTED if an allocation fails,
- * STATUS_FAILED if a file cannot be read. */
-enum status ops_rows_take(struct ops_job *job, const struct partition *partition);
-void ops_rows_free(struct ops_job *job);
-
-/* The names of the steps, indexed by enum ops_step; --steps does not accept "dedup". */
-extern const char *const ops_step_names[OPS_STEPS];
-
-/* The workload's columns, and the functions of struct workload that fill them. */
-extern const struct column ops_columns[];
-enum status ops_observe(const void *input, const struct variant *variant, void *state, struct row *row);
-enum status ops_measure(const void *input, const struct variant *variant, void *state, struct row *row);
 
 #endif

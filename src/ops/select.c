@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/variant.h"
-#include "data/embedding_rows.h"
+#include "data/embeddings.h"
 #include "machine/host.h"
 
 #define CHUNK_BYTES ((size_t)16 << 20) /* rows that are read before the variant runs on them */

@@ -8,7 +8,6 @@
 
 #include "core/parallel.h"
 #include "data/checksum.h"
-#include "data/embedding_rows.h"
 #include "data/embeddings.h"
 #include "data/npy.h"
 #include "data/tensor_file.h"

@@ -23,9 +23,8 @@
 #include "data/plain_reader.h"
 #include "data/remote.h"
 #include "machine/device.h"
-#include "machine/env.h"
 #include "machine/host.h"
-#include "run/formats.h"
+#include "run/report.h"
 #include "train/model.h"
 
 /* ---- Options ---- */

@@ -10,7 +10,7 @@
 #include "core/text.h"
 #include "data/remote.h"
 #include "run/advise.h"
-#include "run/formats.h"
+#include "run/report.h"
 
 #define NEVER 0.005 /* a step that waits for a smaller share of the time "never waits" */
 #define CONFIDENCE \

@@ -17,9 +17,8 @@
 #include "core/phase.h"
 #include "core/text.h"
 #include "core/timer.h"
-#include "machine/env.h"
+#include "machine/host.h"
 #include "machine/monitor.h"
-#include "machine/process.h"
 
 #define FLUSH_S       60 /* seconds between writes; a killed monitor loses the samples since the last write */
 #define NOT_STARTED   126

@@ -10,8 +10,8 @@
 #include "core/array.h"
 #include "core/stats.h"
 #include "core/workload.h"
-#include "run/columns.h"
-#include "run/formats.h"
+#include "run/rows.h"
+#include "run/report.h"
 
 /* ---- The interval of a ratio (docs/compare.md) ---- */
 

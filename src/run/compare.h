@@ -1,5 +1,5 @@
-/* fdsl-bench compare A.csv B.csv: finds the rows of B that are slower or faster than the matching rows of
- * A. */
+/* Commands that compare: the rows of two files, and a published data set with the images that this program
+ * draws. */
 #ifndef FDSL_RUN_COMPARE_H
 #define FDSL_RUN_COMPARE_H
 
@@ -7,6 +7,10 @@
 #include <stddef.h>
 
 #include "core/status.h"
+
+/* ---- fdsl-bench compare A.csv B.csv (compare.c) ---- */
+
+/* Finds the rows of B that are slower or faster than the matching rows of A. */
 
 /* Compares two files and prints the result; argv[0] is the word "compare". STATUS_WRONG if a row of B is
  * slower or has wrong results (--strict: in more cases); STATUS_FAILED if a file cannot be read or no rows
@@ -57,5 +61,22 @@ enum verdict {
 /* Returns the verdict of two one-sided tests, which compare the interval with 1 / (1 + margin) and 1 +
  * margin. The verdict is VERDICT_UNDECIDED if the interval is unknown or contains one of these bounds. */
 enum verdict ratio_judge(const struct ratio *ratio, double margin, bool higher_is_better);
+
+/* ---- fdsl-bench verify-published DIR --preset SET (verify_published.c) ---- */
+
+/* Compares a downloaded or self-made copy of a published data set with the images that this program draws. */
+
+struct formula;
+struct published_set;
+
+/* Compares and prints the counts; argv[0] is the word "verify-published". Files have the names of the
+ * published script; any subset of them may exist. STATUS_USAGE for wrong options, or if the folder has no
+ * file of the set; STATUS_WRONG if a file differs, cannot be read, or is not in the set. */
+enum status verify_published_run(int argc, char *argv[]);
+
+/* Does the same for any set of a formula, without options. `folder` exists; threads >= 1. `points`: images of
+ * a fractal set show points, not patches. */
+enum status verify_published(const char *folder, const struct formula *formula,
+                             const struct published_set *set, bool points, int threads);
 
 #endif

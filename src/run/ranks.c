@@ -1,6 +1,6 @@
 /* Assigns cores, a GPU and the scaling (weak or strong) to each rank. Checks that all ranks have the same
  * options and data. */
-#include "run/ranks.h"
+#include "run/rows.h"
 
 #include <stdio.h>
 #include <stdlib.h>

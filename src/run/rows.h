@@ -1,23 +1,45 @@
-/* The state of the runner, and the rows that it makes from the results of a variant: of one rank, and of all
- * ranks together. Functions whose comment begins with "Collective" must be called by all ranks in the same
- * order; they fail on all ranks or on none. */
+/* The columns of rows, the state of the runner, and the rows that it makes from the results of a variant: of
+ * one rank, and of all ranks together. Functions whose comment begins with "Collective" must be called by
+ * all ranks in the same order; they fail on all ranks or on none. "Collective, like comm_agree()" means: all
+ * ranks call the function, and all return the worst status of any rank. */
 #ifndef FDSL_RUN_ROWS_H
 #define FDSL_RUN_ROWS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "core/consumer.h"
 #include "core/parallel.h"
-#include "core/status.h"
 #include "core/record.h"
+#include "core/status.h"
+#include "core/workload.h"
 #include "machine/device.h"
-#include "machine/env.h"
-#include "machine/gpu_watch.h"
-#include "run/bench.h"
-#include "run/columns.h"
+#include "machine/host.h"
 #include "machine/monitor.h"
+#include "machine/nvml.h"
+#include "run/bench.h"
 #include "run/settings.h"
+
+/* ---- Columns: those that all workloads share, the options of a workload, and what it measures ---- */
+
+/* The tables of columns of a workload. They are made once and kept. */
+struct row_columns {
+    const struct workload *workload;
+    struct column *row, *sample; /* of the rows of --out and of --samples-out */
+    size_t shared;               /* number of first columns, which identify the run, in both tables */
+};
+enum status columns_of(const struct workload *workload, const struct row_columns **columns);
+
+/* Copies the default of the option that has a column to `text`, as rows write it: at most `size` - 1 bytes;
+ * "" if there is none. */
+enum status columns_default(const struct workload *workload, const char *column, char *text, size_t size);
+
+/* --columns: describes the columns of a workload, or if `only` is NULL of all workloads, of --log and of
+ * --monitor: as a page of Markdown, or one row per column in CSV or JSON. */
+enum status columns_print(const struct workload *only, int format);
+
+/* ---- The state of the runner ---- */
 
 struct report;
 
@@ -160,5 +182,44 @@ void runner_warn_of_options(const struct settings *settings);
  * median wall time of a run. NVML averages its readings over up to one second, so short runs are hardly
  * visible in them. Does not warn in workloads with epochs. */
 void runner_warn_of_few_looks(const struct runner *runner, double wall_s);
+
+/* ---- The ranks of a run: their cores, GPUs, scaling and options (ranks.c) ---- */
+
+/* Returns whether the run needs a GPU, for a chosen variant or for --compute. */
+bool runner_any_on_gpu(const struct settings *settings);
+
+/* STATUS_USAGE if ranks have different options, or run different builds. Collective, like comm_agree(). */
+enum status runner_check_alike(const struct settings *settings);
+
+/* STATUS_USAGE if the input files of a rank differ from those of rank 0. Collective, like comm_agree(). */
+enum status runner_check_data(const struct runner *runner);
+
+/* STATUS_USAGE if --device or --best-gpu is given to several ranks or together with --rank-device, or if the
+ * list of --rank-device is invalid. */
+enum status runner_check_no_device(const struct settings *settings, uint64_t ranks);
+
+/* Sets runner->partition.strong from the workload and --scaling. STATUS_USAGE for --scaling weak if the
+ * workload does not support it. */
+enum status runner_take_scaling(struct runner *runner);
+
+/* Divides the cores of each machine among its ranks (--bind) and sets the number of threads. `*worst` becomes
+ * the worst enum cores_outcome of all machines, for runner_warn_about_cores(). Collective, like
+ * comm_agree(). */
+enum status runner_take_cores(struct settings *settings, double *worst);
+void runner_warn_about_cores(const struct settings *settings, double outcome);
+
+/* Returns whether --threads lists 0 and also the number of threads that 0 means. */
+bool runner_repeats_threads(const struct settings *settings);
+
+/* Selects the GPU that --rank-device names for this rank. If --rank-device does not name this rank, rank i of
+ * a machine uses GPU i modulo the number of GPUs. On a rank that --rank-device assigns to the CPU, replaces
+ * GPU variants by the CPU variant of the workload. Not collective. STATUS_USAGE if the GPU does not exist, or
+ * if the workload has no CPU variant; STATUS_UNAVAILABLE if the build lacks this variant. The caller frees
+ * runner->stand_ins. */
+enum status runner_take_device(struct runner *runner);
+
+/* Sets runner->sharers to the number of ranks on this rank's physical device. Warns if ranks share a device.
+ * Collective, like comm_agree(). */
+enum status runner_count_sharers(struct runner *runner);
 
 #endif

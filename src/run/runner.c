@@ -17,11 +17,9 @@
 #include "machine/cores.h"
 #include "machine/host.h"
 #include "machine/nvml.h"
-#include "run/consumed.h"
-#include "run/ranks.h"
+#include "run/bench.h"
 #include "run/report.h"
 #include "run/rows.h"
-#include "run/share_search.h"
 
 /* ---- Progress, and the message after a signal ---- */
 

@@ -1,10 +1,11 @@
-/* Runs the chosen variants in order, or another program. */
+/* Runs the chosen variants in order, or another program, or the runs of a table. */
 #ifndef FDSL_RUN_RUNNER_H
 #define FDSL_RUN_RUNNER_H
 
 #include <stdbool.h>
 
 #include "core/status.h"
+#include "run/report.h"
 #include "run/settings.h"
 
 /* Connects this rank with the other ranks (comm_open()). `read` is the status of parsing this rank's command
@@ -47,5 +48,19 @@ static inline bool runner_loses_rows(const struct settings *settings)
  * the command is not found, and 126 if it cannot be started for another reason. Returns STATUS_FAILED if the
  * command cannot be started, and STATUS_FAILED or STATUS_USAGE if the samples cannot be written. */
 enum status command_run(const struct settings *settings, int rank, int *exit_status);
+
+/* ---- --table (sweep.c): runs the rows of a table, or checks and lists them ---- */
+
+/* Performs one run of the program with these arguments. */
+typedef enum status sweep_perform(int argc, char *argv[], int *exit_status);
+
+/* Reads settings->table. With --list, prints one line for each of its runs, or for those of --task; with
+ * --dry-run, checks them first. Otherwise performs these runs: one run in this process, several in processes
+ * of their own, after all of them were checked. `argc` and `argv` are the command line, whose other options
+ * apply to every run. `ranks` is the number of ranks that a launcher started: 1 without one, 0 if unknown.
+ * Messages name the file, the line and the option. STATUS_USAGE for an error in the table; else the status of
+ * the run, or the most severe status of several runs. */
+enum status sweep_run(const struct settings *settings, uint64_t ranks, int argc, char *argv[],
+                      sweep_perform *perform, int *exit_status);
 
 #endif

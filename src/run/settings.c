@@ -10,10 +10,10 @@
 #include "core/text.h"
 #include "data/prepare.h"
 #include "machine/device.h"
-#include "machine/env.h"
 #include "machine/host.h"
 #include "machine/nvml.h"
 #include "machine/monitor.h"
+#include "run/report.h"
 
 static const char *const scalings[] = {"weak", "strong", NULL}; /* indexed by enum scaling */
 static const char *const bindings[] = {"auto", "none", NULL};   /* indexed by enum binding */

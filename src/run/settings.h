@@ -6,13 +6,11 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "core/axes.h"
 #include "core/options.h"
 #include "core/variant.h"
 #include "core/workload.h"
-#include "machine/gpu_watch.h"
+#include "machine/nvml.h"
 #include "run/bench.h"
-#include "run/formats.h"
 
 #define SETTINGS_RANKS_MAX 1000000 /* more ranks than any machine can run */
 

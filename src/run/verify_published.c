@@ -1,4 +1,4 @@
-#include "run/verify_published.h"
+#include "run/compare.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -21,9 +21,9 @@
 #include "core/text.h"
 #include "data/image.h"
 #include "machine/host.h"
+#include "synth/class.h"
 #include "synth/ifs_classes.h"
 #include "synth/lines.h"
-#include "synth/published_files.h"
 
 /* ---- Options ---- */
 

@@ -507,9 +507,6 @@ struct formula;
 /* Converts a class, which color_check() accepts. */
 void color_system(const struct class_row *row, struct color_system *system);
 
-/* Implements check() of a struct formula. */
-enum status color_check(const struct formula *formula, const struct class_row *row);
-
 /* Returns the bytes that color_draw() needs beside the canvas. */
 size_t color_scratch_bytes(const struct color_rules *rules);
 

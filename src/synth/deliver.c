@@ -1,4 +1,4 @@
-#include "synth/deliver.h"
+#include "synth/synth.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -17,7 +17,6 @@
 #include "data/index.h"
 #include "data/npy.h"
 #include "synth/class.h"
-#include "synth/published_files.h"
 
 #define SHEET_SIDE_MAX      8192u
 #define SHEET_BORDER        2u  /* pixels around every picture */

@@ -23,7 +23,7 @@
 struct class_row {
     uint32_t id;
     double value[FORMULA_PARAMETERS_MAX]; /* beyond the formula's parameters: values that only published files
-                                             have, or 0 (published_files.h) */
+                                             have, or 0 (class.h) */
 };
 
 /* The distribution from which a parameter is drawn for a new class. */

@@ -270,9 +270,6 @@ FDSL_C_BEGIN
 struct class_row;
 struct formula;
 
-/* The published weights: factors of a, b, c, d, e, f. */
-extern const double ifs_weights[IFS_WEIGHTS][6];
-
 /* Converts a class. The values of its row are the number of maps, then a, b, c, d, e, f, p of each map. */
 void ifs_system(const struct class_row *row, struct ifs_system *system);
 
@@ -315,13 +312,6 @@ static inline size_t ifs_map_stride(bool points, uint32_t res)
 {
     return (ifs_map_bytes(points, res) / IFS_ALIGNMENT + 2) * IFS_ALIGNMENT;
 }
-
-/* Gives an empty bank all its orbits: those of a mapped file of `bytes` bytes, which ifs_bank_close() unmaps
- * and closes (`fd`). `guard` guards the mapping; the bank closes it. `time` is its time of modification
- * before it was verified. `maps` are ifs_map_stride() bytes each. `facts` has cells * 2 + overflows of each
- * orbit (struct ifs_orbit). `seconds` is the time of getting them. */
-void ifs_bank_adopt(struct ifs_bank *bank, int fd, const struct guard *guard, struct timespec time,
-                    void *file, size_t bytes, const uint8_t *maps, const uint32_t *facts, double seconds);
 
 /* Checks that the file of the bank is the one that was verified. If so, the maps that were read until now are
  * right. STATUS_FAILED if it was changed or truncated. A file that was replaced or removed is unchanged.

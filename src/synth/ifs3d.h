@@ -358,7 +358,7 @@ void ifs3d_cloud(const struct ifs3d_points *own, const struct ifs3d_points *othe
 enum status ifs3d_search(uint32_t seed, double threshold, uint32_t count, struct class_row *rows);
 
 /* Writes the name of an image's file without ".png", as the script names it in the folder of its class.
- * `name` has room for PUBLISHED_NAME_BYTES (published_files.h). */
+ * `name` has room for PUBLISHED_NAME_BYTES (class.h). */
 void ifs3d_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t instance, char *name);
 
 FDSL_C_END

@@ -179,7 +179,7 @@ void ifs_print_shares(const char *what, float *shares, size_t count, FILE *strea
 
 /* Writes the name of an image's file without ".png", as the scripts name it in the folder of its class. Those
  * of 1p-frac, which have the class number twice, differ from those of FractalDB. `name` has room for
- * PUBLISHED_NAME_BYTES (published_files.h). */
+ * PUBLISHED_NAME_BYTES (class.h). */
 void ifs_image_name(const struct ifs_rules *rules, uint32_t id, uint64_t instance, char *name);
 
 /* Returns the number of digits to which the names of class folders are padded: 2 for 1p-frac, so that the

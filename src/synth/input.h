@@ -314,7 +314,7 @@ static inline struct atom_spokes synth_spokes(const struct synth *synth, uint32_
     return spokes;
 }
 
-/* The source of a variant's noise. The oracle (oracle.h), which verifies images, must use the same noise. */
+/* The source of a variant's noise. The oracle (oracle.c), which verifies images, must use the same noise. */
 enum synth_noise {
     SYNTH_NOISE_COUNTER,  /* atom_noise(), which all bit-exact variants use */
     SYNTH_NOISE_UNIFORM4, /* cuRAND's Philox, one state per orbit, four uniform floats per call */

@@ -1,4 +1,4 @@
-#include "synth/oracle.h"
+#include "synth/synth.h"
 
 #include <stdlib.h>
 #include <string.h>

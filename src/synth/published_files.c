@@ -1,4 +1,3 @@
-#include "synth/published_files.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -18,7 +18,6 @@
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
 #include "synth/input.h"
-#include "synth/published_files.h"
 
 #define BATCH 32 /* images per run if the request does not say it, as of --batch */
 

@@ -15,8 +15,7 @@
 #include "synth/class.h"
 #include "synth/ifs_classes.h"
 #include "synth/lines.h"
-#include "synth/deliver.h"
-#include "synth/oracle.h"
+#include "synth/synth.h"
 
 struct synth_parameters {
     uint64_t batch, res, vertices, orbits, seed, instance, classes, freq1, freq2, radius;

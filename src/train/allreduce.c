@@ -55,13 +55,13 @@ static const char *const baselines[] = {"nccl", "mpi", NULL};
 
 /* ---- Opening ---- */
 
-static void exchange_close(void *input)
+static void allreduce_close(void *input)
 {
     free(input);
 }
 
-static enum status exchange_open(const struct options *given, void *parameters_,
-                                 const struct partition *partition, void **input)
+static enum status allreduce_open(const struct options *given, void *parameters_,
+                                  const struct partition *partition, void **input)
 {
     const struct exchange_parameters *parameters = parameters_;
     size_t value_bytes = dtype_bytes(parameters->type == TYPE_BF16 ? DTYPE_BF16 : DTYPE_F32);
@@ -267,8 +267,8 @@ const struct workload workload_exchange = {
     .columns = columns,
     .shown = shown,
     .baselines = baselines,
-    .open = exchange_open,
-    .close = exchange_close,
+    .open = allreduce_open,
+    .close = allreduce_close,
     .repartition = job_stay,
     .accepts = exchange_accepts,
     .work = exchange_work,

@@ -1,5 +1,5 @@
-/* Shared by data.c, data_fill.c (reads samples of a source into a set) and data_rows.c (rows of embeddings
- * with labels as training data). No other file includes this header. */
+/* Shared by data.c, data_fill.c (reads samples of a source, or rows of embeddings with labels, into a set),
+ * data_mixture.c and feed.c. No other file includes this header. */
 #ifndef FDSL_TRAIN_DATA_FILL_H
 #define FDSL_TRAIN_DATA_FILL_H
 
@@ -99,7 +99,7 @@ enum status data_list_samples(struct source_reader *reader, struct data_range ra
 enum status data_measure(struct source_reader *reader, const struct data_list *list, int threads,
                          struct data *data);
 
-/* ---- Rows of embeddings (data_rows.c) ---- */
+/* ---- Rows of embeddings ---- */
 
 /* Returns whether the request names rows of embeddings: by --labels, --test-labels or --tensor, by a name
  * that ends like a file of tensors, or by a folder with .safetensors, .pt, .pth or .pth.tar files that has

@@ -140,13 +140,14 @@ static enum status mpi_sum_part(struct exchange *exchange, size_t index, enum st
     return exchange_piece_sum(exchange->state, 1 + index, status, values, count);
 }
 
-const struct exchange_method exchange_mpi = {.name = "mpi",
-                                             .groups = true,
-                                             .probe = mpi_probe,
-                                             .open = mpi_open,
-                                             .close = mpi_close,
-                                             .sum = mpi_sum,
-                                             .sum_part = mpi_sum_part};
+/* Adds up gradients in host memory over MPI. */
+static const struct exchange_method exchange_mpi = {.name = "mpi",
+                                                    .groups = true,
+                                                    .probe = mpi_probe,
+                                                    .open = mpi_open,
+                                                    .close = mpi_close,
+                                                    .sum = mpi_sum,
+                                                    .sum_part = mpi_sum_part};
 
 /* ---- Choosing a method ---- */
 

@@ -148,9 +148,6 @@ enum status exchange_open(int sync, const struct engine *engine, struct exchange
 /* Closes an exchange. Does nothing if it was not opened. */
 void exchange_close(struct exchange *exchange);
 
-/* Adds up gradients in host memory over MPI. */
-extern const struct exchange_method exchange_mpi;
-
 /* Add up gradients that are in device memory (cuda/train/exchange.cu). exchange_staged is also named `mpi`;
  * it copies the gradients through pinned host memory; exchange_mpi_cuda passes their addresses to MPI. */
 extern const struct exchange_method exchange_peer, exchange_peer_bf16, exchange_peer_fused, exchange_nccl,

@@ -16,7 +16,7 @@
 #include "data/image.h"
 #include "data/resample.h"
 #include "data/tensor_file.h"
-#include "train/import_export.h"
+#include "train/checkpoint.h"
 #include "train/feed.h"
 
 /* ---- --init ---- */

@@ -15,7 +15,7 @@
 #include "data/remote.h"
 #include "data/tensor_file.h"
 #include "machine/comm.h"
-#include "train/import_export.h"
+#include "train/checkpoint.h"
 #include "train/trainer.h"
 #include "train/job.h"
 
@@ -73,7 +73,8 @@ enum status inferrer_fetch(void *state, void *result)
     return STATUS_OK;
 }
 
-uint64_t inferrer_memory_bytes(const void *state)
+/* Returns the bytes of memory that the engine uses. */
+static uint64_t inferrer_memory_bytes(const void *state)
 {
     const struct inferrer *inferrer = state;
     return inferrer->engine->memory_bytes(inferrer->state);

@@ -15,7 +15,7 @@
 #include "data/labelled_files.h"
 #include "data/members.h"
 #include "train/data_mixture.h"
-#include "train/option_values.h"
+#include "train/checkpoint.h"
 
 struct checkpoint;
 

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "core/batch.h"
+#include "core/dtype.h"
 #include "core/portable.h"
 #include "core/status.h"
 

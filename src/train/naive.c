@@ -1,6 +1,6 @@
 /* The reference engine: plain loops, one sample and one layer at a time. It defines a training step; all
  * other engines are compared with it. Do not optimise it. It is compiled twice: in float for `train-naive`
- * and `infer-naive`, which use one thread, and by naive_double.c in double for --verify. The latter, the
+ * and `infer-naive`, which use one thread, and as naive.double.c.o in double for --verify. The latter, the
  * oracle, uses several threads, but adds up in the same order: its results do not depend on the number of
  * threads. */
 #include <float.h>

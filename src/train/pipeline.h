@@ -1,6 +1,6 @@
 /* Training on a pipeline of ranks (--parallel pipeline). Each rank holds consecutive layers of the network,
  * called a stage. The micro-batches of a step pass through the stages; activations travel forward and their
- * gradients backward (stage_messages.h). docs/distributed.md describes pipelines.
+ * gradients backward. docs/distributed.md describes pipelines.
  *
  * A pipeline is an engine itself: it drives the stage_functions of another engine in the order of a schedule
  * (enum pipe_schedule). The trainer, checkpoints and --verify therefore treat it as one engine for the whole
@@ -126,13 +126,6 @@ struct pipe_costs {
     uint32_t slots[MODEL_LAYERS_MAX];    /* per stage: micro-batches that it keeps */
     double limits[MODEL_LAYERS_MAX];     /* per stage: memory in bytes; HUGE_VAL: no limit */
 };
-
-/* Collective: cuts the network into slices so that the slowest slice takes as little time as possible and
- * every slice stays within the memory of its ranks (pipeline_plan.limit_bytes). Costs are measured on rank 0,
- * with micro-batches of `capacity` samples. Slice i has the layers begins[i] to begins[i + 1] - 1; `begins`
- * has room for stages + 1. STATUS_USAGE if there are too few layers, STATUS_TOO_LARGE if nothing fits. */
-enum status pipe_cut(const struct train *train, const struct pipeline_plan *plan,
-                     const struct resources *resources, uint32_t capacity, uint32_t *begins);
 
 /* Chooses cuts for pieces of known cost: piece i begins with layer starts[i]; starts[pieces] is the number of
  * layers. stages <= pieces. STATUS_TOO_LARGE if nothing fits. */

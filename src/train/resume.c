@@ -7,7 +7,7 @@
 
 #include "core/workload.h"
 #include "machine/comm.h"
-#include "train/import_export.h"
+#include "train/checkpoint.h"
 #include "train/job.h"
 #include "train/trainer.h"
 

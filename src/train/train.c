@@ -18,12 +18,11 @@
 #include "machine/comm.h"
 #include "train/augment.h"
 #include "train/checkpoint.h"
-#include "train/epoch_report.h"
-#include "train/import_export.h"
+#include "train/engine.h"
 #include "train/layer_precision.h"
-#include "train/memory.h"
 #include "train/pipeline.h"
-#include "train/train_parts.h"
+#include "train/train.h"
+#include "train/trainer.h"
 
 /* ---- Options ---- */
 
@@ -1762,7 +1761,7 @@ static enum status read_parameters(const struct options *given, const struct par
     parameters->ranks = partition->ranks;
     parameters->replicated = partition->ranks > stages_of(parameters, partition);
     parameters->chooses = parameters->parallel == PARALLEL_AUTO;
-    if (parameters->chooses) /* until parallel_auto.c has chosen */
+    if (parameters->chooses) /* until train_choose() has chosen */
         parameters->parallel = PARALLEL_DATA;
     parameters->largest = parameters->job.batch == OPTION_MAX;
     if (parameters->largest)

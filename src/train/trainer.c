@@ -17,8 +17,7 @@
 #include "machine/comm.h"
 #include "machine/device.h"
 #include "machine/host.h"
-#include "train/epoch_report.h"
-#include "train/import_export.h"
+#include "train/checkpoint.h"
 
 /* Results of a verification: the number of losses compared, the number of wrong losses, and one flag per
  * parameter tensor, set if the tensor is wrong. */

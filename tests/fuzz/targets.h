@@ -24,7 +24,7 @@
 #include "core/array.h"
 #include "data/image.h"
 #include "data/remote_cache.h"
-#include "data/s3.h"
+#include "data/http.h"
 #include "data/labelled_files.h"
 #include "data/index.h"
 #include "data/mds.h"
@@ -34,10 +34,8 @@
 #include "data/embeddings.h"
 #include "data/tensor_file.h"
 #include "data/tar.h"
-#include "data/unpack.h"
 #include "core/record.h"
 #include "synth/class.h"
-#include "synth/published_files.h"
 #include "train/checkpoint.h"
 
 /* Parses the first line as the value of --image, of --label, and of --member. Each accepted rule then reads a

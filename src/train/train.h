@@ -1,7 +1,11 @@
-/* The parameters and the input of the workload `train`, for train.c, train_measures.c (columns of the rows)
- * and parallel_auto.c. No other file includes this header. */
-#ifndef FDSL_TRAIN_TRAIN_PARTS_H
-#define FDSL_TRAIN_TRAIN_PARTS_H
+/* The parameters and the input of the workload `train`, for train.c, train_measures.c (columns and reports),
+ * parallel.c (how ranks divide a step) and libfdsl. */
+#ifndef FDSL_TRAIN_TRAIN_H
+#define FDSL_TRAIN_TRAIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "core/workload.h"
 #include "data/jitter.h"
@@ -83,7 +87,7 @@ enum status train_replan(const struct options *given, const struct train_paramet
 enum status train_plan_ranks(struct opened *opened, const struct variant *variant,
                              const struct resources *resources, uint64_t *needed, uint64_t *room);
 
-/* ---- parallel_auto.c: implements workload->choice ---- */
+/* ---- parallel.c: implements workload->choice ---- */
 
 bool train_chooses(const void *parameters);
 enum status train_choose(const struct options *given, void *input, void *parameters,
@@ -95,5 +99,44 @@ enum status train_choose(const struct options *given, void *input, void *paramet
 extern const struct column train_columns[];
 struct work train_work(const void *input, const struct variant *variant);
 enum status train_measure(const void *input, const struct variant *variant, void *state, struct row *row);
+
+/* ---- The choice of a division (parallel.c) ---- */
+
+/* --parallel auto chooses how the ranks divide a step, from planned memory and measured times. All functions
+ * are pure. */
+
+/* A way to divide a step among stages * replicas GPUs. One stage: data parallel. One replica: a pipeline, or
+ * a single GPU if there is also one stage. */
+struct parallel_way {
+    uint32_t stages, replicas;
+    bool recomputes; /* --checkpoint-activations */
+    bool on_cpu;     /* the parts are ranks on CPUs, not GPUs: only for texts */
+};
+
+/* A way, and what is known about it. */
+struct parallel_plan {
+    struct parallel_way way;
+    const uint64_t *needed_bytes; /* per GPU: planned memory; not owned */
+    double step_s;                /* measured seconds per step; NaN: not measured, or it does not fit */
+    /* Samples of a step per GPU, and the bytes by which the memory grows per sample; 0: not known. */
+    uint64_t samples;
+    double sample_bytes;
+};
+
+#define PARALLEL_WAYS_MAX 32   /* candidates */
+#define PARALLEL_NAME     64   /* room for the name of a way */
+#define PARALLEL_GAIN     0.03 /* a less simple way must be faster by this share of a step's time */
+#define PARALLEL_NONE     (-1)
+
+/* Writes the ways for `gpus` GPUs to `ways`, the simplest first: data parallel, then pipelines with few
+ * stages first, each without and with recomputing. At most PARALLEL_WAYS_MAX; returns their number. */
+uint32_t parallel_ways(uint32_t gpus, struct parallel_way ways[PARALLEL_WAYS_MAX]);
+
+/* Returns the index of the plan with the shortest step of those that fit; a later plan must be faster than
+ * the best one before it by PARALLEL_GAIN. PARALLEL_NONE if no plan fits. Writes one line to `why`: the
+ * choice, and why not the others; or the smallest set-up that would fit. `count` is at least 1.
+ * `context_bytes` is the memory of a GPU that no division reduces. */
+int parallel_choose(const struct parallel_plan *plans, uint32_t count, const uint64_t *room_bytes,
+                    uint64_t context_bytes, char *why, size_t size);
 
 #endif

@@ -1,14 +1,18 @@
-/* Checks and writes the output files of a batch (--png, --sheet, --npy, --write-classes). */
-#ifndef FDSL_SYNTH_DELIVER_H
-#define FDSL_SYNTH_DELIVER_H
+/* The workload `synth` apart from its variants, which see only input.h: the output files of a batch
+ * (deliver.c) and the verification (oracle.c). */
+#ifndef FDSL_SYNTH_SYNTH_H
+#define FDSL_SYNTH_SYNTH_H
 
 #include <limits.h>
+#include <stdbool.h>
 
 #include "core/options.h"
 #include "core/status.h"
 #include "core/variant.h"
 #include "data/image_formats.h"
 #include "synth/input.h"
+
+/* ---- Output files (--png, --sheet, --npy, --write-classes) ---- */
 
 enum class_format { CLASSES_CSV, CLASSES_PUBLISHED };
 
@@ -72,5 +76,40 @@ enum status picture_write_sheet(const char *path, const struct picture *pictures
 /* Stores the name of the file of a target ("labels", "masks", "multihot" or "points"): "a/b.labels.npy" for
  * "a/b.npy"; other names get ".labels.npy" appended. STATUS_USAGE if the name is too long. */
 enum status npy_target_path(const char *path, const char *target, char target_path[PATH_MAX]);
+
+/* ---- The oracle ---- */
+
+/* It computes images by their definition (atom.h) and compares the images of a variant with them. */
+
+/* Computes the noise of shape `slot` of an image as a variant with `traits` draws it. `noise` receives 2 *
+ * vertices * orbits floats: (x, y) for each vertex of orbit 0, then of orbit 1, and so on. Rounds to half
+ * precision if the variant does. Not for SYNTH_NOISE_XORWOW, which cannot be replayed. */
+void oracle_noise(const struct synth *synth, const struct synth_traits *traits, struct synth_image image,
+                  uint32_t slot, float *noise);
+
+/* The picture that the oracle draws: res * res grays and, unless `mask` is NULL, class numbers. */
+struct oracle_picture {
+    uint8_t *pixels, *mask;
+};
+
+/* Draws shape `slot` of the image for this noise, over the earlier shapes; shape 0 clears the picture first.
+ * Later orbits paint over earlier ones. `points` is scratch space for the vertices of the class. */
+void oracle_draw(const struct synth *synth, struct synth_image image, uint32_t slot, const float *noise,
+                 struct atom_point *points, const struct oracle_picture *picture);
+
+/* Returns whether a racy variant, which paints the orbits of its only shape in any order, can produce
+ * `pixels` from this noise. Each pixel must have the gray of an orbit that covers it, or that of the
+ * background if no orbit covers it. `marks` is scratch space of res * res bytes, and `points` is scratch
+ * space for the vertices of the class. */
+bool oracle_member(const struct synth *synth, struct synth_image image, const float *noise,
+                   struct atom_point *points, uint8_t *marks, const uint8_t *pixels);
+
+/* Implements verify() of the workload `synth`; `input` is a struct synth. Counts the images of the variant's
+ * latest run whose pixels, mask or label differ from the reference for run number `run`. Checks every image.
+ * Also tests noise that cannot be replayed on the host: it must have the reference's distribution
+ * (Kolmogorov-Smirnov test), and no two of its streams may begin with equal draws. If either test fails, all
+ * images count as wrong and a warning gives the reason. */
+enum status oracle_verify(const void *input, const struct variant *variant, void *state, uint64_t run,
+                          uint64_t *wrong);
 
 #endif
