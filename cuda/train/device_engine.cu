@@ -61,12 +61,29 @@ enum status device_engine_open(struct device_engine *engine)
     return CUDA_STATUS(cudaEventCreate(&engine->gather_end));
 }
 
+/* Opens the augmentation of the next step. A step in parts would need the samples of its next part, loading a
+ * batch can keep the host waiting, and a step reads its rows of multi-hot labels until it ends: then, each
+ * step augments its own samples. */
+static enum status ahead_open(struct device_engine *engine)
+{
+    const struct train *train = engine->train;
+    struct device_ahead *ahead = &engine->ahead;
+    if (!engine->augment.images || train->stage || train_parts(train) > 1 || train->data->feed == DATA_LOAD ||
+        train->data->multi_hot)
+        return STATUS_OK;
+    TRY(device_batch_allocate(train, engine->capacity, &ahead->batch, &engine->allocations));
+    CUDA_TRY(cudaEventCreateWithFlags(&ahead->ready, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&ahead->taken, cudaEventDisableTiming));
+    return stream_open(&ahead->stream, true);
+}
+
 enum status device_engine_open_data(struct device_engine *engine)
 {
     const struct resources resources = {.threads = engine->threads, .device = engine->device};
     TRY(device_sets_open(engine->train, engine->sets, &engine->allocations, engine->stream));
     engine->allocations.part = MEMORY_STREAM;
     TRY(device_augment_open(engine->train, &engine->allocations, &engine->augment));
+    TRY(ahead_open(engine));
     return device_feed_open(&engine->feed, engine->train, &resources, &engine->allocations);
 }
 
@@ -110,8 +127,9 @@ enum status device_engine_open_learning(struct device_engine *engine)
 void device_engine_stop(struct device_engine *engine)
 {
     (void)cudaSetDevice(engine->device);
-    if (engine->stream)
-        (void)cudaStreamSynchronize(engine->stream);
+    for (cudaStream_t stream : {engine->stream, engine->ahead.stream})
+        if (stream)
+            (void)cudaStreamSynchronize(stream);
 }
 
 void device_engine_close(struct device_engine *engine)
@@ -119,6 +137,7 @@ void device_engine_close(struct device_engine *engine)
     device_feed_close(&engine->feed);
     device_progress_close(&engine->progress);
     allocations_free(&engine->allocations);
+    destroy(engine->ahead.ready, engine->ahead.taken, engine->ahead.stream);
     destroy(engine->gather_end, engine->gather_begin, engine->stream);
 }
 
@@ -329,7 +348,57 @@ static enum status learn_parts(struct device_engine *engine, uint32_t epoch, uin
     return STATUS_OK;
 }
 
-static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t step, bool timed)
+/* Enqueues the augmentation of the samples of a step on the stream of engine->ahead, once the images of the
+ * previous step have been gathered. */
+static enum status prepare(struct device_engine *engine, uint32_t epoch, uint32_t step)
+{
+    const struct train *train = engine->train;
+    struct device_ahead *ahead = &engine->ahead;
+    const struct share share = train_share(train, step);
+    const uint32_t count = (uint32_t)share.count;
+    const bool delivered = device_feed_delivers(&engine->feed);
+    RANGE(GATHER);
+    ahead->set = engine->sets[DATA_TRAIN];
+    CUDA_TRY(cudaStreamWaitEvent(ahead->stream, ahead->taken, 0));
+    if (delivered)
+        TRY(device_feed_take(&engine->feed, epoch, step, ahead->stream, &ahead->set));
+    if (count > 0) {
+        TRY(batch_draw(train, &ahead->set, &ahead->batch, epoch, step, &share, ahead->stream));
+        TRY(device_augment_run(&engine->augment, epoch, ahead->batch.numbers, count, &ahead->set,
+                               ahead->stream));
+    }
+    if (delivered)
+        TRY(device_feed_release(&engine->feed, ahead->stream));
+    ahead->prepared = true;
+    return CUDA_STATUS(cudaEventRecord(ahead->ready, ahead->stream));
+}
+
+/* Computes the gradients of the samples of this rank, which engine->ahead augments. With `more`, augments
+ * those of the next step, too. */
+static enum status learn_prepared(struct device_engine *engine, uint32_t epoch, uint32_t step,
+                                  const struct share *share, bool timed, bool more)
+{
+    struct device_ahead *ahead = &engine->ahead;
+    if (!ahead->prepared)
+        TRY(prepare(engine, epoch, step));
+    if (timed)
+        CUDA_TRY(cudaEventRecord(engine->gather_begin, engine->stream));
+    CUDA_TRY(cudaStreamWaitEvent(engine->stream, ahead->ready, 0));
+    if (share->count > 0) {
+        TRY(batch_draw(engine->train, &ahead->set, engine->batch, epoch, step, share, engine->stream));
+        TRY(engine->functions->gather(engine, &ahead->set, epoch, true, (uint32_t)share->count));
+    }
+    CUDA_TRY(cudaEventRecord(ahead->taken, engine->stream));
+    if (timed)
+        CUDA_TRY(cudaEventRecord(engine->gather_end, engine->stream));
+    ahead->prepared = false;
+    if (more)
+        TRY(prepare(engine, epoch, step + 1));
+    return engine->functions->learn_part(engine, epoch, step, share, 0);
+}
+
+/* `more`: device_engine_steps() computes the next step, too. */
+static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t step, bool timed, bool more)
 {
     const struct train *train = engine->train;
     const struct share share = train_share(train, step);
@@ -339,7 +408,8 @@ static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t 
     size_t end = train->model->arena_values;
     if (shared)
         TRY(shared_update_begin(&engine->shared, &update, engine->stream));
-    TRY(learn_parts(engine, epoch, step, &share, timed));
+    TRY(engine->ahead.stream ? learn_prepared(engine, epoch, step, &share, timed, more)
+                             : learn_parts(engine, epoch, step, &share, timed));
     if (train_parts(train) > 1) {
         TRY(device_engine_exchange(engine, 0, train->model->layer_count, &end));
         TRY(device_engine_exchange_end(engine));
@@ -353,8 +423,9 @@ enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uin
     const uint32_t timed = first + count / 2;
     CUDA_TRY(cudaSetDevice(engine->device));
     device_feed_plan_timings(&engine->feed, count);
+    engine->ahead.prepared = false; /* a step of an earlier call may have failed */
     for (uint32_t step = first; step < first + count; step++) {
-        TRY(learn(engine, epoch, step, step == timed));
+        TRY(learn(engine, epoch, step, step == timed, step + 1 < first + count));
         TRY(device_progress_step(&engine->progress, engine->losses.totals, 1, engine->stream));
     }
     engine->steps += count;
@@ -382,8 +453,11 @@ enum status device_engine_totals(void *state, struct train_totals *totals)
     if (engine->steps > 0 && !train->stage)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, engine->gather_begin, engine->gather_end));
     totals->data_s = train->stage ? -1 : 1e-3 * gather_ms * (double)engine->steps;
+    const double gather_s = totals->data_s;
     if (device_feed_delivers(&engine->feed))
         TRY(device_feed_totals(&engine->feed, engine->steps, totals));
+    if (engine->ahead.stream) /* the times of the feed are those of the other stream */
+        totals->data_s = gather_s;
     if (train_parts(train) > 1)
         totals->data_s = -1;
     device_progress_clear(&engine->progress);

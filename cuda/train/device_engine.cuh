@@ -30,6 +30,17 @@ struct device_engine_functions {
     enum status (*infer)(struct device_engine *engine, uint32_t count, const float **logits);
 };
 
+/* Augments the samples of the next step on a stream of its own, while the current step runs. Augmentation
+ * alone cannot fill the GPU at the end of its kernels, nor can training. */
+struct device_ahead {
+    cudaStream_t stream; /* of the lowest priority; NULL: each step augments its own samples */
+    cudaEvent_t ready,
+        taken; /* the samples are in `set`; they have been gathered, so it may be overwritten */
+    struct device_batch batch;
+    struct device_set set;
+    bool prepared; /* the samples of the next step were enqueued */
+};
+
 struct device_engine {
     const struct train *train;
     const struct device_engine_functions *functions;
@@ -45,6 +56,7 @@ struct device_engine {
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* training samples that are live or loaded */
     struct device_augment augment;
+    struct device_ahead ahead;
     struct device_batch *batch; /* the current batch */
     struct device_losses losses;
     struct device_clip *clip; /* NULL: gradients are not scaled to a norm */
