@@ -284,7 +284,7 @@ enum status device_engine_update(struct device_engine *engine, const struct upda
 /* ---- Exchanging gradients ---- */
 
 enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
-                                   size_t *end)
+                                   size_t *end, cudaStream_t stream)
 {
     const struct model *model = engine->train->model;
     struct exchange *exchange = engine->train->exchange;
@@ -292,7 +292,7 @@ enum status device_engine_exchange(struct device_engine *engine, uint32_t first,
     for (uint32_t i = end_layer; exchange && i-- > first;) {
         if (!exchange_is_part(model, &model->layers[i], *end, &begin))
             continue;
-        TRY(exchange->method->begin(exchange, engine->gradients + begin, *end - begin, engine->stream));
+        TRY(exchange->method->begin(exchange, engine->gradients + begin, *end - begin, stream));
         *end = begin;
     }
     return STATUS_OK;
@@ -411,7 +411,7 @@ static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t 
     TRY(engine->ahead.stream ? learn_prepared(engine, epoch, step, &share, timed, more)
                              : learn_parts(engine, epoch, step, &share, timed));
     if (train_parts(train) > 1) {
-        TRY(device_engine_exchange(engine, 0, train->model->layer_count, &end));
+        TRY(device_engine_exchange(engine, 0, train->model->layer_count, &end, engine->stream));
         TRY(device_engine_exchange_end(engine));
     }
     return shared ? STATUS_OK : engine->functions->update(engine, &update);
@@ -540,7 +540,7 @@ enum status device_stage_sum(void *state, bool *overflowed)
     CUDA_TRY(cudaSetDevice(engine->device));
     if (scale)
         CUDA_TRY(cudaMemsetAsync(&scale->overflowed, 0, sizeof scale->overflowed, engine->stream));
-    TRY(device_engine_exchange(engine, 0, engine->train->model->layer_count, &end));
+    TRY(device_engine_exchange(engine, 0, engine->train->model->layer_count, &end, engine->stream));
     TRY(device_engine_exchange_end(engine));
     if (scale) {
         TRY(scaling_check(scale, engine->train->model->arena_values, engine->gradients, engine->stream));

@@ -116,16 +116,17 @@ void device_engine_close(struct device_engine *engine);
 
 /* ---- Steps ---- */
 
-/* Call device_engine_exchange() when the gradients of layers `first` to `end_layer` - 1 are final. This
- * function passes the gradients to the exchange in parts. Gradients that are too few for a part wait for a
- * later call; layer 0 completes the last part. The arena stores the layers in order, and the backward pass
- * begins with the last layer. Before the first call of a step, the caller sets `*end` to the number of values
- * in the arena. Each call lowers `*end` to the offset of the gradients passed so far.
+/* Call device_engine_exchange() when the gradients of layers `first` to `end_layer` - 1 are final after the
+ * work on `stream` so far. This function passes the gradients to the exchange in parts. Gradients that are
+ * too few for a part wait for a later call; layer 0 completes the last part. The arena stores the layers in
+ * order, and the backward pass begins with the last layer. Before the first call of a step, the caller sets
+ * `*end` to the number of values in the arena. Each call lowers `*end` to the offset of the gradients passed
+ * so far.
  *
  * device_engine_exchange_end() makes the engine's stream wait for all sums of the step. Both functions do
  * nothing without an exchange. */
 enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
-                                   size_t *end);
+                                   size_t *end, cudaStream_t stream);
 enum status device_engine_exchange_end(struct device_engine *engine);
 
 /* ---- Stages of pipelines ----
