@@ -44,9 +44,17 @@ struct vit_side {
     cudaStream_t stream;
     cudaEvent_t begin;     /* on the main stream: what the next kernels of this stream read is complete */
     cudaEvent_t hidden;    /* the gradients of the weights of fc2 and fc1 are complete */
-    cudaEvent_t attention; /* those of the layers before and after attention are complete, too */
-    cudaEvent_t block;     /* all gradients of the block are complete */
+    cudaEvent_t attention; /* those of the layers before and after attention are complete, unless deferred */
+    cudaEvent_t block;     /* all gradients so far are complete */
+    /* The gradients of the weights of the layers before and after attention are computed together with those
+     * of fc2 and fc1 of the next block. One launch with more work keeps its multiprocessors busy for as long
+     * as attention's backward pass takes. */
+    bool defers;
 };
+
+/* The branches of a block, as indices of vit->deltas and vit->branch_deltas. If work is deferred, odd blocks
+ * have an index of their own for the first branch. */
+enum branch { BRANCH_HIDDEN, BRANCH_ATTENTION, BRANCH_ATTENTION_ODD, BRANCHES };
 
 /* The CUDA graphs for a step, or a part of a step, with `count` samples. */
 struct vit_graphs {
@@ -97,8 +105,8 @@ struct vit : device_engine, vit_slot<T> { /* the current slot; `batch` points to
     struct vit_moments *moments_out;
     /* Gradients of: the sums at the end of a block's second and first branch (deltas), the outputs of these
      * branches (branch_deltas), the hidden values, (q, k, v), the inputs of a linear layer (in_deltas), and
-     * class_norms (class_deltas). */
-    T *deltas[2], *branch_deltas[2], *hidden_deltas, *qkv_deltas, *in_deltas, *class_deltas;
+     * class_norms (class_deltas). Blocks take turns with arrays that deferred work reads. */
+    T *deltas[BRANCHES], *branch_deltas[BRANCHES], *hidden_deltas, *qkv_deltas[2], *in_deltas, *class_deltas;
     T *active;        /* if fused, the GELU of the hidden values */
     T *logit_rounded; /* logit_deltas in 16 bits */
     /* Copies in fp32 for layers of --fp32-layers: the gradients of the head's inputs; the outputs of the
@@ -270,14 +278,15 @@ template <class T> static void arrange_deltas(struct vit<T> *vit, struct pieces 
     const struct vit_rows shape = rows_of<T>(vit, vit->capacity);
     const size_t rows = (size_t)shape.samples * shape.tokens, values = rows * shape.width;
     const uint32_t hidden = hidden_width<T>(vit);
-    for (int branch = 0; branch < 2; branch++) {
+    for (int branch = 0; branch < (vit->side.defers ? BRANCHES : BRANCHES - 1); branch++) {
         take(pieces, &vit->deltas[branch], values);
         if (vit->path_count > 0)
             take(pieces, &vit->branch_deltas[branch], values);
     }
     take(pieces, &vit->in_deltas, values);
     take(pieces, &vit->hidden_deltas, rows * hidden);
-    take(pieces, &vit->qkv_deltas, 3 * values);
+    for (int turn = 0; turn <= vit->side.defers; turn++)
+        take(pieces, &vit->qkv_deltas[turn], 3 * values);
     if (vit->fused)
         take(pieces, &vit->active, rows * hidden);
     if (vit->head) {
@@ -469,7 +478,7 @@ template <class T> static enum status open_learning(struct vit<T> *vit)
     const size_t values = vit->train->model->arena_values;
     TRY(side_open(&vit->side));
     vit->allocations.part = MEMORY_WORKSPACE;
-    TRY(vit_sums_open(&vit->allocations, partial_values<T>(vit), vit->fused ? 2 * VIT_WEIGHTS_ROOM : 0,
+    TRY(vit_sums_open(&vit->allocations, partial_values<T>(vit), vit->fused ? VIT_WEIGHTS_ROOM : 0,
                       &vit->sums));
     vit->shared.rounded = vit->parameters;
     vit->to_fp16 = std::is_same<T, fp16>::value;
@@ -499,6 +508,7 @@ template <class T> static enum status vit_open_all(struct vit<T> *vit)
     const struct vit_linear fc1 = linear_of(vit->blocks[0].fc1, 0);
     TRY(vit_mlp_fits(&fc1, &vit->fused));
     vit->spared = vit->fused ? VIT_SIDE_BLOCKS : 0;
+    vit->side.defers = vit->fused && !train->checkpoint_activations;
     TRY(open_activations<T>(vit));
     vit->allocations.part = MEMORY_PARAMETERS;
     TRY(allocate_zeros(&vit->allocations, &vit->state.parameters, train->model->arena_values, vit->stream));
@@ -705,22 +715,25 @@ template <class T> static enum status join_side(struct vit<T> *vit)
 
 template <class T>
 static vit_weights<T> weights_of(const struct vit<T> *vit, const struct layer *layer, uint32_t rows,
-                                 const T *inputs, const T *deltas)
+                                 uint32_t parts, const T *inputs, const T *deltas)
 {
-    return {linear_of(layer, rows), deltas, inputs, vit->added + layer->weight};
+    return {linear_of(layer, rows), parts, deltas, inputs, vit->added + layer->weight};
 }
 
 template <class T>
 static enum status inputs_backward(struct vit<T> *vit, const struct layer *layer, uint32_t rows,
-                                   const T *deltas)
+                                   uint32_t spared, const T *deltas)
 {
     const struct vit_linear linear = linear_of(layer, rows);
-    return vit_linear_inputs<T>(vit->multiplier, &linear, vit->spared, deltas,
-                                vit->parameters + layer->weight, vit->in_deltas, vit->stream);
+    return vit_linear_inputs<T>(vit->multiplier, &linear, spared, deltas, vit->parameters + layer->weight,
+                                vit->in_deltas, vit->stream);
 }
 
-/* The branches of a block, as indices of vit->deltas and vit->branch_deltas. */
-enum branch { BRANCH_HIDDEN, BRANCH_ATTENTION };
+/* Returns the index of the first branch of block `i` in vit->deltas. */
+template <class T> static enum branch attention_branch(const struct vit<T> *vit, uint32_t i)
+{
+    return vit->side.defers && i % 2 ? BRANCH_ATTENTION_ODD : BRANCH_ATTENTION;
+}
 
 /* Returns the gradients of a branch's outputs. `factors` are those of its stochastic depth, or NULL. */
 template <class T> static T *branch_deltas(const struct vit<T> *vit, enum branch branch, const float *factors)
@@ -740,52 +753,74 @@ static enum status norm_backward(struct vit<T> *vit, const struct vit_norm<T> *n
         .outputs = norm->first_tokens ? vit->class_deltas : vit->in_deltas, .later = later,
         .sums = vit->deltas[branch], .branch = norm->factors ? vit->branch_deltas[branch] : nullptr,
         .weight = vit->added + layer->weight, .bias = vit->added + layer->bias,
-        .branch_bias = before ? vit->added + before->bias : nullptr, .spared = vit->spared
+        .branch_bias = before ? vit->added + before->bias : nullptr,
+        .spared = branch == BRANCH_HIDDEN ? 0 : vit->spared
     };
     return vit_add_norm_backward<T>(norm, &deltas, &vit->sums, vit->stream);
 }
 
-/* Backward pass of the second branch of a block: two linear layers with a GELU between them. */
+/* The parts of the rows for gradients of weights. Those of the layers before and after attention have a third
+ * as many weights as fc1 and fc2, and twice as many parts. So all blocks work equally long. */
+#define HIDDEN_PARTS    3
+#define ATTENTION_PARTS 6
+#define PATCH_PARTS     24
+
+/* Sets `weights` to the gradients of the weights of the layers before and after attention of block `i`. */
 template <class T>
-static enum status hidden_backward(struct vit<T> *vit, const struct vit_block<T> *block,
-                                   const struct vit_mlp<T> *mlp)
+static void attention_weights(const struct vit<T> *vit, uint32_t i, uint32_t rows,
+                              struct vit_weights<T> weights[2])
 {
+    const struct vit_block<T> *block = &vit->blocks[i];
+    const T *deltas = branch_deltas<T>(vit, attention_branch<T>(vit, i), block->factors1);
+    const T *qkv_deltas = vit->qkv_deltas[vit->side.defers ? i % 2 : 0];
+    weights[0] = weights_of<T>(vit, block->qkv, rows, ATTENTION_PARTS, block->saved.norms1, qkv_deltas);
+    weights[1] = weights_of<T>(vit, block->proj, rows, ATTENTION_PARTS, block->saved.mixed, deltas);
+}
+
+/* Enqueues gradients of weights on the side stream. */
+template <class T>
+static enum status weights_backward(struct vit<T> *vit, const struct vit_weights<T> *weights, uint32_t count)
+{
+    TRY(fork_side<T>(vit));
+    return vit_weights_backward<T>(vit->multiplier, weights, count, &vit->sums, vit->side.stream);
+}
+
+/* Backward pass of the second branch of block `i`: two linear layers with a GELU between them. */
+template <class T>
+static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct vit_mlp<T> *mlp)
+{
+    const struct vit_block<T> *block = &vit->blocks[i];
     const T *deltas = branch_deltas<T>(vit, BRANCH_HIDDEN, block->factors2);
+    const uint32_t rows = mlp->first.rows;
+    const bool deferred = vit->side.defers && i + 1 < vit->block_count;
     TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->hidden_deltas, vit->in_deltas,
                             vit->added + block->fc1->bias, &vit->sums, vit->stream));
-    const struct vit_weights<T> weights[] = {
-        weights_of<T>(vit, block->fc2, mlp->first.rows, mlp->active, deltas),
-            weights_of<T>(vit, block->fc1, mlp->first.rows, mlp->inputs, vit->hidden_deltas)
+    struct vit_weights<T> weights[VIT_WEIGHTS_MAX] = {
+        weights_of<T>(vit, block->fc2, rows, HIDDEN_PARTS, mlp->active, deltas),
+            weights_of<T>(vit, block->fc1, rows, HIDDEN_PARTS, mlp->inputs, vit->hidden_deltas)
     };
-    TRY(fork_side<T>(vit));
-    TRY(vit_weights_backward<T>(vit->multiplier, weights, 2, &vit->sums, vit->side.stream));
+    if (deferred)
+        attention_weights<T>(vit, i + 1, rows, weights + 2);
+    TRY(weights_backward<T>(vit, weights, deferred ? 4 : 2));
     return CUDA_STATUS(cudaEventRecord(vit->side.hidden, vit->side.stream));
 }
 
-/* `again`: another block has used vit->qkv_deltas. */
-template <class T>
-static enum status attention_backward(struct vit<T> *vit, const struct vit_block<T> *block, uint32_t count,
-                                      bool again)
+template <class T> static enum status attention_backward(struct vit<T> *vit, uint32_t i, uint32_t count)
 {
-    const struct vit_saved<T> *saved = &block->saved;
+    const struct vit_block<T> *block = &vit->blocks[i];
     const struct vit_attention<T> attention = attention_of<T>(vit, block, count);
     const uint32_t rows = count * attention.rows.tokens;
-    const T *deltas = branch_deltas<T>(vit, BRANCH_ATTENTION, block->factors1);
-    if (again)
-        CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.block, 0));
-    TRY(inputs_backward<T>(vit, block->proj, rows, deltas));
-    TRY(vit_attention_backward<T>(&attention, vit->in_deltas, vit->qkv_deltas, vit->added + block->qkv->bias,
+    T *qkv_deltas = vit->qkv_deltas[vit->side.defers ? i % 2 : 0];
+    struct vit_weights<T> weights[2];
+    TRY(inputs_backward<T>(vit, block->proj, rows, vit->spared,
+                           branch_deltas<T>(vit, attention_branch<T>(vit, i), block->factors1)));
+    TRY(vit_attention_backward<T>(&attention, vit->in_deltas, qkv_deltas, vit->added + block->qkv->bias,
                                   &vit->sums, vit->stream));
-    const struct vit_weights<T> weights[] = {
-        weights_of<T>(vit, block->qkv, rows, saved->norms1, vit->qkv_deltas), weights_of<T>(vit, block->proj,
-                                                                                            rows,
-                                                                                            saved->mixed,
-                                                                                            deltas)
-    };
-    TRY(fork_side<T>(vit));
-    TRY(vit_weights_backward<T>(vit->multiplier, weights, 2, &vit->sums, vit->side.stream));
+    attention_weights<T>(vit, i, rows, weights);
+    if (!vit->side.defers || i == 0)
+        TRY(weights_backward<T>(vit, weights, 2));
     CUDA_TRY(cudaEventRecord(vit->side.attention, vit->side.stream));
-    return inputs_backward<T>(vit, block->qkv, rows, vit->qkv_deltas);
+    return inputs_backward<T>(vit, block->qkv, rows, 0, qkv_deltas);
 }
 
 /* With --checkpoint-activations, all blocks share the saved arrays, so the forward pass of the block is
@@ -803,15 +838,15 @@ template <class T> static enum status block_backward(struct vit<T> *vit, uint32_
         TRY(first_forward<T>(vit, i, count, true));
         TRY(vit_mlp_hidden<T>(vit->multiplier, &mlp, vit->stream));
     }
-    TRY(hidden_backward<T>(vit, block, &mlp));
-    if (again)
+    TRY(hidden_backward<T>(vit, i, &mlp));
+    if (again && !vit->side.defers)
         CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.attention, 0));
-    TRY(norm_backward<T>(vit, &norm2, block->norm2, BRANCH_ATTENTION, block->proj,
-                         vit->deltas[BRANCH_HIDDEN]));
-    TRY(attention_backward<T>(vit, block, count, again));
+    const enum branch branch = attention_branch<T>(vit, i);
+    TRY(norm_backward<T>(vit, &norm2, block->norm2, branch, block->proj, vit->deltas[BRANCH_HIDDEN]));
+    TRY(attention_backward<T>(vit, i, count));
     CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.hidden, 0));
     TRY(norm_backward<T>(vit, &norm1, block->norm1, BRANCH_HIDDEN, i > 0 ? block[-1].fc2 : nullptr,
-                         vit->deltas[BRANCH_ATTENTION]));
+                         vit->deltas[branch]));
     TRY(finish_sums<T>(vit));
     return CUDA_STATUS(cudaEventRecord(vit->side.block, vit->side.stream));
 }
@@ -859,7 +894,7 @@ template <class T> static enum status patches_backward(struct vit<T> *vit, uint3
         TRY(vit_widen<T>(vit->in_deltas, (size_t)rows * shape.width, vit->patch_outputs, vit->stream));
     TRY(fork_side<T>(vit));
     const struct vit_weights<T> weights =
-        weights_of<T>(vit, vit->patch_layer, rows, vit->patches, vit->in_deltas);
+        weights_of<T>(vit, vit->patch_layer, rows, PATCH_PARTS, vit->patches, vit->in_deltas);
     TRY(vit->patch_layer->fp32
             ? vit_linear_weights<float>(vit->multiplier, &weights.linear, vit->patch_outputs,
                                         vit->patch_inputs, weights.gradients, vit->side.stream)
@@ -885,10 +920,14 @@ template <class T> static enum status backward_exchange(struct vit<T> *vit, uint
     TRY(fork_side<T>(vit)); /* the gradients so far, and the start of the capture */
     TRY(device_engine_exchange(vit, layer - 3, layer, &end, vit->side.stream));
     layer -= 3;
-    for (uint32_t i = vit->block_count; i-- > 0; layer -= BLOCK_LAYERS) {
+    for (uint32_t i = vit->block_count; i-- > 0;) {
         if (count > 0)
             TRY(block_backward<T>(vit, i, count));
+        if (i + 1 == vit->block_count)
+            continue;
+        /* The gradients of block i + 1 are final: those that were deferred are complete, too. */
         TRY(device_engine_exchange(vit, layer - BLOCK_LAYERS, layer, &end, vit->side.stream));
+        layer -= BLOCK_LAYERS;
     }
     if (count > 0)
         TRY(patches_backward<T>(vit, count));

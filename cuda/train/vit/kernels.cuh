@@ -18,7 +18,7 @@
 
 /* vit_weights_backward() can run at the same time as other kernels of the backward pass. It then uses at most
  * so many multiprocessors. Other kernels leave them free: their argument `spared` is this number or 0. */
-#define VIT_SIDE_BLOCKS 32
+#define VIT_SIDE_BLOCKS 36
 
 /* The rows of a batch. */
 struct vit_rows {
@@ -30,8 +30,8 @@ struct vit_rows {
 
 /* A kernel that sums over many rows writes partial sums (part, result, column). One launch adds up those of
  * several kernels, over the parts in order. */
-#define VIT_SUMS_MAX   8 /* kernels per launch */
-#define VIT_SUMS_SMALL 4 /* of these, kernels that are not vit_weights_backward() */
+#define VIT_SUMS_MAX   10 /* kernels per launch */
+#define VIT_SUMS_SMALL 4  /* of these, kernels that are not vit_weights_backward() */
 struct vit_sum {
     const float *partial;
     uint32_t parts, results, columns;
@@ -102,15 +102,19 @@ enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct v
                                const T *out_deltas, const T *inputs, float *gradients, cudaStream_t stream);
 
 /* The gradients of a layer's weights. */
-#define VIT_WEIGHTS_MAX  2                                     /* layers per launch */
-#define VIT_WEIGHTS_ROOM ((size_t)VIT_SIDE_BLOCKS * 192 * 192) /* maximum number of partial sums per launch \
-                                                                */
+#define VIT_WEIGHTS_MAX 4 /* layers per launch */
+#define VIT_WEIGHTS_ITEMS \
+    96 /* maximum number of partial sums of a layer, times its tiles of 192 x 192 weights */
+#define VIT_WEIGHTS_ROOM ((size_t)VIT_WEIGHTS_ITEMS * 192 * 192)
 template <class T> struct vit_weights {
     struct vit_linear linear;
+    uint32_t parts; /* maximum number of partial sums, which fixes the order of additions */
     const T *deltas, *inputs;
     float *gradients;
 };
-/* Computes the gradients of the weights of up to VIT_WEIGHTS_MAX layers. vit_sums_finish() completes them. */
+/* Computes the gradients of the weights of up to VIT_WEIGHTS_MAX layers. With more than two layers, a block
+ * processes one part of one of the first two layers, or several parts of the others. vit_sums_finish()
+ * completes the gradients. */
 template <class T>
 enum status vit_weights_backward(struct vit_multiplier *multiplier, const struct vit_weights<T> *layers,
                                  uint32_t count, struct vit_sums *sums, cudaStream_t stream);

@@ -81,8 +81,7 @@ enum product { PRODUCT_FORWARD, PRODUCT_INPUTS, PRODUCT_WEIGHTS };
 /* The matrix product that a plan computes. */
 struct plan_key {
     enum product product;
-    bool wide; /* the result is in fp32 */
-    uint32_t spared;
+    bool wide;         /* the result is in fp32 */
     cudaDataType type; /* of the other matrices */
     struct vit_linear linear;
 };
@@ -121,7 +120,7 @@ static void plan_free(struct product_plan *plan)
 
 static bool same_key(const struct plan_key *a, const struct plan_key *b)
 {
-    return a->product == b->product && a->wide == b->wide && a->spared == b->spared && a->type == b->type &&
+    return a->product == b->product && a->wide == b->wide && a->type == b->type &&
            a->linear.rows == b->linear.rows && a->linear.in == b->linear.in &&
            a->linear.out == b->linear.out && a->linear.apart == b->linear.apart;
 }
@@ -159,14 +158,6 @@ static enum status describe(struct product_plan *plan, const struct sizes *sizes
                                     sizeof sizes->right));
     BLAS_TRY(
         MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    if (plan->key.spared > 0) {
-        int device, processors;
-        CUDA_TRY(cudaGetDevice(&device));
-        CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-        const int32_t used = processors - (int32_t)plan->key.spared;
-        BLAS_TRY(
-            MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &used, sizeof used));
-    }
     BLAS_TRY(MatrixLayoutCreate(&plan->left, plan->key.type, left ? sizes->k : sizes->m,
                                 left ? sizes->m : sizes->k, sizes->left_apart));
     BLAS_TRY(MatrixLayoutCreate(&plan->right, plan->key.type, right ? sizes->n : sizes->k,
@@ -277,7 +268,7 @@ enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct v
                                const T *inputs, const T *weights, const void *bias, void *outputs,
                                cudaStream_t stream)
 {
-    const struct plan_key key = {PRODUCT_FORWARD, wide, 0, type_of<T>, *linear};
+    const struct plan_key key = {PRODUCT_FORWARD, wide, type_of<T>, *linear};
     struct product_plan *plan;
 #if HAVE_HOPPER
     if constexpr (std::is_same<T, bf16>::value || std::is_same<T, fp16>::value) {
@@ -298,7 +289,7 @@ enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vi
                               uint32_t spared, const T *out_deltas, const T *weights, T *in_deltas,
                               cudaStream_t stream)
 {
-    const struct plan_key key = {PRODUCT_INPUTS, false, spared, type_of<T>, *linear};
+    const struct plan_key key = {PRODUCT_INPUTS, false, type_of<T>, *linear};
     struct product_plan *plan;
 #if HAVE_HOPPER
     if constexpr (std::is_same<T, bf16>::value || std::is_same<T, fp16>::value) {
@@ -307,6 +298,8 @@ enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vi
         if (fits)
             return linear_hopper<T>(linear, true, spared, out_deltas, weights, nullptr, in_deltas, stream);
     }
+#else
+    (void)spared;
 #endif
     TRY(plan_for(multiplier, &key, &plan));
     return multiply(multiplier, plan, weights, out_deltas, in_deltas, stream);
@@ -316,7 +309,7 @@ template <class T>
 enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                                const T *out_deltas, const T *inputs, float *gradients, cudaStream_t stream)
 {
-    const struct plan_key key = {PRODUCT_WEIGHTS, true, 0, type_of<T>, *linear};
+    const struct plan_key key = {PRODUCT_WEIGHTS, true, type_of<T>, *linear};
     struct product_plan *plan;
     TRY(plan_for(multiplier, &key, &plan));
     return multiply(multiplier, plan, inputs, out_deltas, gradients, stream);
