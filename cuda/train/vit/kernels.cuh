@@ -96,7 +96,7 @@ template <class T>
 enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                               uint32_t spared, const T *out_deltas, const T *weights, T *in_deltas,
                               cudaStream_t stream);
-/* Computes gradients = out_deltas^T inputs, in fp32. Another stream may compute other products meanwhile. */
+/* Computes gradients = out_deltas^T inputs, in fp32. Other products may be computed on another stream. */
 template <class T>
 enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                                const T *out_deltas, const T *inputs, float *gradients, cudaStream_t stream);
