@@ -5,8 +5,7 @@
 #include <cuda.h>
 
 #include "common/check.cuh"
-#include "train/vit/hopper.cuh"
-#include "train/vit/kernels.cuh"
+#include "train/vit/norm_hopper.cuh"
 
 #define GROUPS    3 /* warpgroups that multiply; another one loads */
 #define STAGES    6 /* groups of HEIGHT rows in shared memory */
@@ -163,99 +162,6 @@ template <class T> struct branch_plan {
     struct vit_norm<T> norm;
 };
 
-/* Returns the sum over a row's values at `half` of a fragment, from the parts of each lane's columns: of
- * column 8 n + 2 (lane % 4) and the next one, in part n % 8. The order is that of the sums in norm.cu, so
- * that the bits are the same. */
-static __device__ __forceinline__ float row_total(float (&part)[8])
-{
-    for (int apart = 4; apart > 0; apart /= 2)
-        for (int n = 0; n < apart; n++)
-            part[n] += part[n + apart];
-    float sum = part[0] + __shfl_xor_sync(~0u, part[0], 2);
-    return sum + __shfl_xor_sync(~0u, sum, 1);
-}
-
-/* Adds the shortcut to the product of a warp's 16 rows, from row `first` on, with the factors. Replaces
- * `sums` and the rows of `tiles` by the rounded results. */
-template <class T, int TILES>
-static __device__ __forceinline__ void add_shortcut(tile_row (&tiles)[TILES][HEIGHT],
-                                                    const struct branch_plan<T> &plan, uint32_t row,
-                                                    uint32_t first, float (&sums)[TILES * TILE_WIDTH / 2])
-{
-    float factor[2] = {1, 1};
-    for (int half = 0; half < 2 && plan.norm.factors; half++) {
-        const uint32_t number = first + threadIdx.x % 32 / 4 + 8 * half;
-        if (number < plan.rows)
-            factor[half] = plan.norm.factors[number / plan.norm.rows.tokens];
-    }
-#pragma unroll
-    for (int step = 0; step < TILES * TILE_WIDTH / 16; step++) {
-        uint32_t word[4];
-        get_fragment(tiles[step / 4], row, step % 4 * 16, word);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 in = values_of<T>(word[i]);
-            float *sum = sums + 8 * step + 2 * i;
-            word[i] = pack<T>(fmaf(factor[i % 2], sum[0], in.x), fmaf(factor[i % 2], sum[1], in.y));
-            const float2 rounded = values_of<T>(word[i]);
-            sum[0] = rounded.x;
-            sum[1] = rounded.y;
-        }
-        put_fragment(tiles[step / 4], row, step % 4 * 16, word);
-    }
-}
-
-/* Normalises the sums of a warp's 16 rows. Writes the moments, and stores the results in `tiles`. */
-template <class T, int TILES>
-static __device__ __forceinline__ void normalise(struct branch_memory<TILES> *memory,
-                                                 tile_row (&tiles)[TILES][HEIGHT],
-                                                 const struct branch_plan<T> &plan, uint32_t row,
-                                                 uint32_t first, float (&sums)[TILES * TILE_WIDTH / 2])
-{
-    const uint32_t lane = threadIdx.x % 32;
-    const float width = (float)plan.norm.rows.width;
-    float scales[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float part[8] = {};
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-            for (int tile = 0; tile < TILES; tile++) {
-                const float *value = sums + tile * TILE_WIDTH / 2 + 4 * n + 2 * half;
-                part[n] += value[0] + value[1];
-            }
-        const float mean = row_total(part) / width;
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            part[n] = 0;
-            for (int tile = 0; tile < TILES; tile++) {
-                float *value = sums + tile * TILE_WIDTH / 2 + 4 * n + 2 * half;
-                value[0] -= mean;
-                value[1] -= mean;
-                part[n] = fmaf(value[0], value[0], fmaf(value[1], value[1], part[n]));
-            }
-        }
-        scales[half] = 1 / sqrtf(row_total(part) / width + (float)LAYER_NORM_EPSILON);
-        const uint32_t number = first + lane / 4 + 8 * half;
-        if (lane % 4 == 0 && number < plan.rows)
-            plan.norm.moments[number] = {mean, scales[half]};
-    }
-#pragma unroll
-    for (int step = 0; step < TILES * TILE_WIDTH / 16; step++) {
-        uint32_t word[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t column = 16 * step + i / 2 * 8 + lane % 4 * 2;
-            const float2 weight = *reinterpret_cast<const float2 *>(memory->norm_weight + column),
-                         bias = *reinterpret_cast<const float2 *>(memory->norm_bias + column);
-            const float *value = sums + 8 * step + 2 * i, scale = scales[i % 2];
-            word[i] =
-                pack<T>(fmaf(value[0] * scale, weight.x, bias.x), fmaf(value[1] * scale, weight.y, bias.y));
-        }
-        put_fragment(tiles[step / 4], row, step % 4 * 16, word);
-    }
-}
-
 /* Warpgroup g of block b processes units b + g * gridDim.x, b + (g + GROUPS) * gridDim.x, ... */
 template <class T, int TILES>
 static __global__ void __launch_bounds__(128 * GROUPS, 1)
@@ -300,20 +206,21 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
     __syncthreads();
     barrier_wait(&memory->ready, 0);
     for (uint32_t parity = 0; unit < plan.units; parity ^= 1) {
-        const uint32_t first = unit * HEIGHT + row;
+        const uint32_t first = unit * HEIGHT, count = plan.rows - first;
         float sums[WIDTH / 2];
         begin_sums<TILES>(memory->bias, sums);
         barrier_wait(loaded, parity);
         multiply<T, TILES, false>(rows.inputs, memory->weights, sums);
         meet_group(); /* all warps have read the inputs */
-        add_shortcut<T>(rows.sums, plan, row, first, sums);
-        normalise<T>(memory, rows.inputs, plan, row, first, sums);
+        add_shortcut<T>(rows.sums, plan.norm, (const T *)nullptr, row, first, count, sums, [](int) {});
+        normalise<T>(rows.inputs, plan.norm, memory->norm_weight, memory->norm_bias, row, first, count, sums,
+                     [](int) {});
         bulk_fence();
         __syncwarp();
         if (leads) {
             for (int tile = 0; tile < TILES; tile++) {
-                map_store(&rows.sums[tile][row], &plan.sums, tile * TILE_WIDTH, first);
-                map_store(&rows.inputs[tile][row], &plan.outputs, tile * TILE_WIDTH, first);
+                map_store(&rows.sums[tile][row], &plan.sums, tile * TILE_WIDTH, first + row);
+                map_store(&rows.inputs[tile][row], &plan.outputs, tile * TILE_WIDTH, first + row);
             }
             bulk_store_wait();
         }
