@@ -61,6 +61,22 @@ enum status device_engine_open(struct device_engine *engine)
     return CUDA_STATUS(cudaEventCreate(&engine->gather_end));
 }
 
+/* Opens the augmentation of the next step. A step in parts would need the samples of its next part, loading a
+ * batch can keep the host waiting, and a step reads its rows of multi-hot labels until it ends: then, each
+ * step augments its own samples. */
+static enum status ahead_open(struct device_engine *engine)
+{
+    const struct train *train = engine->train;
+    struct device_ahead *ahead = &engine->ahead;
+    if (!engine->augment.images || train->stage || train_parts(train) > 1 || train->data->feed == DATA_LOAD ||
+        train->data->multi_hot)
+        return STATUS_OK;
+    TRY(device_batch_allocate(train, engine->capacity, &ahead->batch, &engine->allocations));
+    CUDA_TRY(cudaEventCreateWithFlags(&ahead->ready, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&ahead->taken, cudaEventDisableTiming));
+    return stream_open(&ahead->stream, true);
+}
+
 enum status device_engine_open_data(struct device_engine *engine)
 {
     const struct resources resources = {.threads = engine->threads, .device = engine->device};
@@ -70,6 +86,7 @@ enum status device_engine_open_data(struct device_engine *engine)
     TRY(device_sets_open(engine->train, engine->sets, &engine->allocations, engine->stream));
     engine->allocations.part = MEMORY_STREAM;
     TRY(device_augment_open(engine->train, &engine->allocations, &engine->augment));
+    TRY(ahead_open(engine));
     return device_feed_open(&engine->feed, engine->train, &resources, &engine->allocations);
 }
 
@@ -113,8 +130,9 @@ enum status device_engine_open_learning(struct device_engine *engine)
 void device_engine_stop(struct device_engine *engine)
 {
     (void)cudaSetDevice(engine->device);
-    if (engine->stream)
-        (void)cudaStreamSynchronize(engine->stream);
+    for (cudaStream_t stream : {engine->stream, engine->ahead.stream})
+        if (stream)
+            (void)cudaStreamSynchronize(stream);
 }
 
 void device_engine_close(struct device_engine *engine)
@@ -123,6 +141,7 @@ void device_engine_close(struct device_engine *engine)
     device_progress_close(&engine->progress);
     (void)cudaFreeHost(engine->results); /* nothing depends on an error here */
     allocations_free(&engine->allocations);
+    destroy(engine->ahead.ready, engine->ahead.taken, engine->ahead.stream);
     destroy(engine->gather_end, engine->gather_begin, engine->stream);
 }
 
@@ -269,7 +288,7 @@ enum status device_engine_update(struct device_engine *engine, const struct upda
 /* ---- Exchanging gradients ---- */
 
 enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
-                                   size_t *end)
+                                   size_t *end, cudaStream_t stream)
 {
     const struct model *model = engine->train->model;
     struct exchange *exchange = engine->train->exchange;
@@ -277,7 +296,7 @@ enum status device_engine_exchange(struct device_engine *engine, uint32_t first,
     for (uint32_t i = end_layer; exchange && i-- > first;) {
         if (!exchange_is_part(model, &model->layers[i], *end, &begin))
             continue;
-        TRY(exchange->method->begin(exchange, engine->gradients + begin, *end - begin, engine->stream));
+        TRY(exchange->method->begin(exchange, engine->gradients + begin, *end - begin, stream));
         *end = begin;
     }
     return STATUS_OK;
@@ -333,7 +352,57 @@ static enum status learn_parts(struct device_engine *engine, uint32_t epoch, uin
     return STATUS_OK;
 }
 
-static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t step, bool timed)
+/* Enqueues the augmentation of the samples of a step on the stream of engine->ahead, once the images of the
+ * previous step have been gathered. */
+static enum status prepare(struct device_engine *engine, uint32_t epoch, uint32_t step)
+{
+    const struct train *train = engine->train;
+    struct device_ahead *ahead = &engine->ahead;
+    const struct share share = train_share(train, step);
+    const uint32_t count = (uint32_t)share.count;
+    const bool delivered = device_feed_delivers(&engine->feed);
+    RANGE(GATHER);
+    ahead->set = engine->sets[DATA_TRAIN];
+    CUDA_TRY(cudaStreamWaitEvent(ahead->stream, ahead->taken, 0));
+    if (delivered)
+        TRY(device_feed_take(&engine->feed, epoch, step, ahead->stream, &ahead->set));
+    if (count > 0) {
+        TRY(batch_draw(train, &ahead->set, &ahead->batch, epoch, step, &share, ahead->stream));
+        TRY(device_augment_run(&engine->augment, epoch, ahead->batch.numbers, count, &ahead->set,
+                               ahead->stream));
+    }
+    if (delivered)
+        TRY(device_feed_release(&engine->feed, ahead->stream));
+    ahead->prepared = true;
+    return CUDA_STATUS(cudaEventRecord(ahead->ready, ahead->stream));
+}
+
+/* Computes the gradients of the samples of this rank, which engine->ahead augments. With `more`, augments
+ * those of the next step, too. */
+static enum status learn_prepared(struct device_engine *engine, uint32_t epoch, uint32_t step,
+                                  const struct share *share, bool timed, bool more)
+{
+    struct device_ahead *ahead = &engine->ahead;
+    if (!ahead->prepared)
+        TRY(prepare(engine, epoch, step));
+    if (timed)
+        CUDA_TRY(cudaEventRecord(engine->gather_begin, engine->stream));
+    CUDA_TRY(cudaStreamWaitEvent(engine->stream, ahead->ready, 0));
+    if (share->count > 0) {
+        TRY(batch_draw(engine->train, &ahead->set, engine->batch, epoch, step, share, engine->stream));
+        TRY(engine->functions->gather(engine, &ahead->set, epoch, true, (uint32_t)share->count));
+    }
+    CUDA_TRY(cudaEventRecord(ahead->taken, engine->stream));
+    if (timed)
+        CUDA_TRY(cudaEventRecord(engine->gather_end, engine->stream));
+    ahead->prepared = false;
+    if (more)
+        TRY(prepare(engine, epoch, step + 1));
+    return engine->functions->learn_part(engine, epoch, step, share, 0);
+}
+
+/* `more`: device_engine_steps() computes the next step, too. */
+static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t step, bool timed, bool more)
 {
     const struct train *train = engine->train;
     const struct share share = train_share(train, step);
@@ -343,9 +412,10 @@ static enum status learn(struct device_engine *engine, uint32_t epoch, uint32_t 
     size_t end = train->model->arena_values;
     if (shared)
         TRY(shared_update_begin(&engine->shared, &update, engine->stream));
-    TRY(learn_parts(engine, epoch, step, &share, timed));
+    TRY(engine->ahead.stream ? learn_prepared(engine, epoch, step, &share, timed, more)
+                             : learn_parts(engine, epoch, step, &share, timed));
     if (train_parts(train) > 1) {
-        TRY(device_engine_exchange(engine, 0, train->model->layer_count, &end));
+        TRY(device_engine_exchange(engine, 0, train->model->layer_count, &end, engine->stream));
         TRY(device_engine_exchange_end(engine));
     }
     return shared ? STATUS_OK : engine->functions->update(engine, &update);
@@ -357,8 +427,9 @@ enum status device_engine_steps(void *state, uint32_t epoch, uint32_t first, uin
     const uint32_t timed = first + count / 2;
     CUDA_TRY(cudaSetDevice(engine->device));
     device_feed_plan_timings(&engine->feed, count);
+    engine->ahead.prepared = false; /* a step of an earlier call may have failed */
     for (uint32_t step = first; step < first + count; step++) {
-        TRY(learn(engine, epoch, step, step == timed));
+        TRY(learn(engine, epoch, step, step == timed, step + 1 < first + count));
         TRY(device_progress_step(&engine->progress, engine->losses.totals, 1, engine->stream));
     }
     engine->steps += count;
@@ -386,8 +457,11 @@ enum status device_engine_totals(void *state, struct train_totals *totals)
     if (engine->steps > 0 && !train->stage)
         CUDA_TRY(cudaEventElapsedTime(&gather_ms, engine->gather_begin, engine->gather_end));
     totals->data_s = 1e-3 * gather_ms * (double)engine->steps;
+    const double gather_s = totals->data_s;
     if (device_feed_delivers(&engine->feed))
         TRY(device_feed_totals(&engine->feed, engine->steps, totals));
+    if (engine->ahead.stream) /* the times of the feed are those of the other stream */
+        totals->data_s = gather_s;
     if (train->stage || train_parts(train) > 1)
         totals->data_s = -1;
     device_progress_clear(&engine->progress);
@@ -470,7 +544,7 @@ enum status device_stage_sum(void *state, bool *overflowed)
     CUDA_TRY(cudaSetDevice(engine->device));
     if (scale)
         CUDA_TRY(cudaMemsetAsync(&scale->overflowed, 0, sizeof scale->overflowed, engine->stream));
-    TRY(device_engine_exchange(engine, 0, engine->train->model->layer_count, &end));
+    TRY(device_engine_exchange(engine, 0, engine->train->model->layer_count, &end, engine->stream));
     TRY(device_engine_exchange_end(engine));
     if (scale) {
         TRY(scaling_check(scale, engine->train->model->arena_values, engine->gradients, engine->stream));

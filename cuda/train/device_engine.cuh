@@ -30,6 +30,17 @@ struct device_engine_functions {
     enum status (*infer)(struct device_engine *engine, uint32_t count, const float **logits);
 };
 
+/* Augments the samples of the next step on a stream of its own, while the current step runs. Augmentation
+ * alone cannot fill the GPU at the end of its kernels, nor can training. */
+struct device_ahead {
+    cudaStream_t stream; /* of the lowest priority; NULL: each step augments its own samples */
+    cudaEvent_t ready,
+        taken; /* the samples are in `set`; they have been gathered, so it may be overwritten */
+    struct device_batch batch;
+    struct device_set set;
+    bool prepared; /* the samples of the next step were enqueued */
+};
+
 struct device_engine {
     const struct train *train;
     const struct device_engine_functions *functions;
@@ -45,6 +56,7 @@ struct device_engine {
     struct device_set sets[DATA_PARTS];
     struct device_feed feed; /* training samples that are live or loaded */
     struct device_augment augment;
+    struct device_ahead ahead;
     struct device_batch *batch; /* the current batch */
     struct device_losses losses;
     struct device_clip *clip; /* NULL: gradients are not scaled to a norm */
@@ -105,16 +117,17 @@ void device_engine_close(struct device_engine *engine);
 
 /* ---- Steps ---- */
 
-/* Call device_engine_exchange() when the gradients of layers `first` to `end_layer` - 1 are final. This
- * function passes the gradients to the exchange in parts. Gradients that are too few for a part wait for a
- * later call; layer 0 completes the last part. The arena stores the layers in order, and the backward pass
- * begins with the last layer. Before the first call of a step, the caller sets `*end` to the number of values
- * in the arena. Each call lowers `*end` to the offset of the gradients passed so far.
+/* Call device_engine_exchange() when the gradients of layers `first` to `end_layer` - 1 are final after the
+ * work on `stream` so far. This function passes the gradients to the exchange in parts. Gradients that are
+ * too few for a part wait for a later call; layer 0 completes the last part. The arena stores the layers in
+ * order, and the backward pass begins with the last layer. Before the first call of a step, the caller sets
+ * `*end` to the number of values in the arena. Each call lowers `*end` to the offset of the gradients passed
+ * so far.
  *
  * device_engine_exchange_end() makes the engine's stream wait for all sums of the step. Both functions do
  * nothing without an exchange. */
 enum status device_engine_exchange(struct device_engine *engine, uint32_t first, uint32_t end_layer,
-                                   size_t *end);
+                                   size_t *end, cudaStream_t stream);
 enum status device_engine_exchange_end(struct device_engine *engine);
 
 /* ---- Stages of pipelines ----

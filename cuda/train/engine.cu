@@ -579,7 +579,7 @@ static enum status backward(struct network *network, const struct pass *pass)
         if (pass->count > 0)
             TRY(network_backward_layer(network, &network->layers[i], pass));
         if (exchanges)
-            TRY(device_engine_exchange(network, i, i + 1, &end));
+            TRY(device_engine_exchange(network, i, i + 1, &end, network->stream));
     }
     return exchanges ? device_engine_exchange_end(network) : STATUS_OK;
 }

@@ -379,7 +379,7 @@ template <class T> static enum status open_learning(struct resnet<T> *resnet)
     for (T **each : {&resnet->out_deltas, &resnet->in_deltas, &resnet->last_deltas, &resnet->mid_deltas,
                      &resnet->first_deltas})
         TRY(allocate(allocations, each, most));
-    TRY(allocate(allocations, &resnet->sums.room, VIT_SUMS_MAX * VIT_SAMPLE_PARTS * classes));
+    TRY(vit_sums_open(allocations, VIT_CLASS_PARTS * classes, 0, &resnet->sums));
     TRY(allocate(allocations, &resnet->logit_deltas, resnet->capacity * classes));
     TRY(allocate(allocations, &resnet->logit_rounded, (size_t)resnet->capacity * resnet->logit_apart));
     TRY(allocate(allocations, &resnet->mean_deltas, (size_t)resnet->capacity * resnet->mean->out_values));
@@ -399,7 +399,7 @@ template <class T> static enum status resnet_open_all(struct resnet<T> *resnet)
     resnet->logit_apart = (train->model->classes + 7) / 8 * 8;
     TRY(device_engine_open(resnet));
     resnet->allocations.part = MEMORY_WORKSPACE;
-    TRY(vit_multiplier_open(&resnet->allocations, &resnet->multiplier));
+    TRY(vit_multiplier_open(&resnet->allocations, !train->forward_only, &resnet->multiplier));
     resnet->allocations.part = MEMORY_PARAMETERS;
     TRY(allocate_zeros(&resnet->allocations, &resnet->state.parameters, values, resnet->stream));
     TRY(allocate(&resnet->allocations, &resnet->parameters, values));
@@ -700,19 +700,20 @@ template <class T> static enum status backward_pass(struct resnet<T> *resnet, co
         CUDA_TRY(cudaMemsetAsync(resnet->gradients, 0, end * sizeof *resnet->gradients, resnet->stream));
     else
         TRY(head_backward<T>(resnet, of->count, &parts));
-    TRY(device_engine_exchange(resnet, model->layer_count - 2, model->layer_count, &end));
+    TRY(device_engine_exchange(resnet, model->layer_count - 2, model->layer_count, &end, resnet->stream));
     for (uint32_t i = resnet->block_count; i-- > 0;) {
         if (!idle)
             TRY(block_backward<T>(resnet, i, of, &parts));
         else if (resnet->norm_sums)
             TRY(block_idle<T>(resnet, &resnet->blocks[i], of));
-        TRY(device_engine_exchange(resnet, resnet->blocks[i].first, resnet->blocks[i].end, &end));
+        TRY(device_engine_exchange(resnet, resnet->blocks[i].first, resnet->blocks[i].end, &end,
+                                   resnet->stream));
     }
     if (!idle)
         TRY(stem_backward<T>(resnet, of));
     else if (resnet->norm_sums)
         TRY(norm_backward<T>(resnet, &resnet->stem, 0, of, nullptr, nullptr));
-    TRY(device_engine_exchange(resnet, 0, STEM, &end));
+    TRY(device_engine_exchange(resnet, 0, STEM, &end, resnet->stream));
     return device_engine_exchange_end(resnet);
 }
 

@@ -415,7 +415,8 @@ enum status hopper_backward(const struct vit_attention<T> *attention, const T *o
     int device, processors;
     CUDA_TRY(cudaGetDevice(&device));
     CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    const uint32_t fit = (uint32_t)processors / attention->heads, most = fit > 0 ? fit : 1;
+    const uint32_t fit = ((uint32_t)processors - attention->spared) / attention->heads,
+                   most = fit > 0 ? fit : 1;
     const struct launch launch = {dim3(attention->heads, rows->samples < most ? rows->samples : most),
                                   128 * BACK_GROUPS, sizeof(struct back_memory)};
     TRY(allow(hopper_back_kernel<T>, &launch));

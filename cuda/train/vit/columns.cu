@@ -131,9 +131,32 @@ enum status vit_column_sums(const T *values, uint32_t rows, uint32_t width, floa
 
 #define SUM_COLUMNS 8 /* 32 adjacent bytes, the smallest unit of a read */
 
+/* With few parts, a thread adds up all parts of 4 adjacent columns. */
+static __host__ __device__ __forceinline__ bool has_few(const struct vit_sum &sum)
+{
+    return sum.parts <= 64 && sum.results == 1 && sum.columns % 4 == 0;
+}
+
 static __host__ __device__ __forceinline__ uint32_t blocks_of(const struct vit_sum &sum)
 {
+    if (has_few(sum))
+        return (sum.columns / 4 + BLOCK - 1) / BLOCK;
     return (sum.results * sum.columns + SUM_COLUMNS - 1) / SUM_COLUMNS;
+}
+
+/* Adds up columns 4 * `group` to 4 * `group` + 3. */
+static __device__ __forceinline__ void add_few(const struct vit_sum &of, uint32_t group)
+{
+    float4 sum = {0, 0, 0, 0};
+    if (4 * group >= of.columns)
+        return;
+#pragma unroll 8
+    for (uint32_t part = 0; part < of.parts; part++) {
+        const float4 more = reinterpret_cast<const float4 *>(of.partial + (size_t)part * of.columns)[group];
+        sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+    }
+    if (of.result[0])
+        reinterpret_cast<float4 *>(of.result[0])[group] = sum;
 }
 
 /* A block adds up the partial sums of SUM_COLUMNS columns. There are few columns, so a block takes few of
@@ -146,6 +169,10 @@ static __global__ void __launch_bounds__(BLOCK) sums_kernel(const struct vit_sum
     for (; block >= blocks_of(all_sums.sums[which]); which++)
         block -= blocks_of(all_sums.sums[which]);
     const struct vit_sum &of = all_sums.sums[which];
+    if (has_few(of)) {
+        add_few(of, block * BLOCK + threadIdx.x);
+        return;
+    }
     const uint32_t own = threadIdx.x % SUM_COLUMNS, columns = of.results * of.columns;
     const uint32_t column = block * SUM_COLUMNS + own;
     float sum = 0;
@@ -167,6 +194,15 @@ static __global__ void __launch_bounds__(BLOCK) sums_kernel(const struct vit_sum
         result[column % of.columns] = sum;
 }
 
+enum status vit_sums_open(struct allocations *allocations, size_t values, size_t weights,
+                          struct vit_sums *sums)
+{
+    sums->size = VIT_SUMS_SMALL * values + weights;
+    for (float *&room : sums->rooms)
+        TRY(allocate(allocations, &room, sums->size));
+    return STATUS_OK;
+}
+
 enum status vit_sums_add(struct vit_sums *sums, const struct vit_sum *sum)
 {
     if (sums->count == VIT_SUMS_MAX)
@@ -175,8 +211,9 @@ enum status vit_sums_add(struct vit_sums *sums, const struct vit_sum *sum)
                           VIT_SUMS_MAX);
     sums->sums[sums->count] = *sum;
     sums->sums[sums->count++].partial = vit_sums_room(sums);
-    sums->used += (size_t)sum->parts * sum->results * sum->columns;
-    return STATUS_OK;
+    sums->used += ((size_t)sum->parts * sum->results * sum->columns + 3) / 4 * 4; /* aligned for a float4 */
+    return sums->used <= sums->size ? STATUS_OK
+                                    : status_set(STATUS_FAILED, "vit: no room for more partial sums");
 }
 
 enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream)
@@ -187,6 +224,7 @@ enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream)
     sums_kernel<<<blocks, BLOCK, 0, stream>>>(*sums);
     CUDA_TRY_LAUNCH("sums_kernel");
     sums->used = sums->count = 0;
+    sums->turn ^= 1;
     return STATUS_OK;
 }
 
@@ -240,9 +278,9 @@ enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit
     if (mlp->fused)
         return mlp_hopper_backward<T>(mlp, out_deltas, deltas, in_deltas, bias, sums, stream);
 #endif
-    TRY(vit_linear_inputs<T>(multiplier, &mlp->second, out_deltas, mlp->second_weights, deltas, stream));
+    TRY(vit_linear_inputs<T>(multiplier, &mlp->second, 0, out_deltas, mlp->second_weights, deltas, stream));
     TRY(gelu_backward<T>(mlp->hidden, mlp->first.rows, mlp->first.out, deltas, bias, sums, stream));
-    return vit_linear_inputs<T>(multiplier, &mlp->first, deltas, mlp->first_weights, in_deltas, stream);
+    return vit_linear_inputs<T>(multiplier, &mlp->first, 0, deltas, mlp->first_weights, in_deltas, stream);
 }
 
 /* ---- Linear layers for inference with few rows ---- */

@@ -37,6 +37,26 @@ template <class T> struct vit_block {
     struct vit_saved<T> saved;
 };
 
+/* The gradients of a block's weights and biases are computed on a stream of their own, because no later
+ * kernel of the backward pass needs them. On few multiprocessors, they are limited by tensor cores rather
+ * than by memory, and attention's backward pass needs little of the memory's bandwidth. The main stream waits
+ * for an event of the latest block before it overwrites what the side stream reads. */
+struct vit_side {
+    cudaStream_t stream;
+    cudaEvent_t begin;     /* on the main stream: what the next kernels of this stream read is complete */
+    cudaEvent_t hidden;    /* the gradients of the weights of fc2 and fc1 are complete */
+    cudaEvent_t attention; /* those of the layers before and after attention are complete, unless deferred */
+    cudaEvent_t block;     /* all gradients so far are complete */
+    /* The gradients of the weights of the layers before and after attention are computed together with those
+     * of fc2 and fc1 of the next block. One launch with more work keeps its multiprocessors busy for as long
+     * as attention's backward pass takes. */
+    bool defers;
+};
+
+/* The branches of a block, as indices of vit->deltas and vit->branch_deltas. If work is deferred, odd blocks
+ * have an index of their own for the first branch. */
+enum branch { BRANCH_HIDDEN, BRANCH_ATTENTION, BRANCH_ATTENTION_ODD, BRANCHES };
+
 /* The CUDA graphs for a step, or a part of a step, with `count` samples. */
 struct vit_graphs {
     uint32_t count;
@@ -61,6 +81,7 @@ template <class T> struct vit_slot {
 template <class T>
 struct vit : device_engine, vit_slot<T> { /* the current slot; `batch` points to its samples */
     struct vit_multiplier *multiplier;
+    struct vit_side side;
     struct vit_slot<T> *slots; /* of a stage of a pipeline; otherwise NULL */
 
     /* The first two are NULL in the later stages of a pipeline, the last two in all stages but the last. */
@@ -69,6 +90,7 @@ struct vit : device_engine, vit_slot<T> { /* the current slot; `batch` points to
     uint32_t block_count, patch; /* `patch`: pixels of a patch along an axis */
     uint32_t heads, logit_apart; /* `logit_apart`: distance between rows of logit_rounded */
     bool fused;                  /* the two linear layers after attention: see struct vit_mlp */
+    uint32_t spared;             /* see VIT_SIDE_BLOCKS */
 
     T *parameters; /* rounded to 16 bits */
     /* `added`: the gradients that the backward pass writes. It equals `gradients`, unless a step has several
@@ -84,9 +106,10 @@ struct vit : device_engine, vit_slot<T> { /* the current slot; `batch` points to
     /* A stage without the head: its outputs; and room for their moments, which are not used. */
     T *sums_out;
     struct vit_moments *moments_out;
-    /* Gradients of: the sums (deltas), the outputs of a branch (branch_deltas), (q, k, v) or the hidden
-     * values (wide_deltas), the inputs of a linear layer (in_deltas), and class_norms (class_deltas). */
-    T *deltas, *branch_deltas, *wide_deltas, *in_deltas, *class_deltas;
+    /* Gradients of: the sums at the end of a block's second and first branch (deltas), the outputs of these
+     * branches (branch_deltas), the hidden values, (q, k, v), the inputs of a linear layer (in_deltas), and
+     * class_norms (class_deltas). Blocks take turns with arrays that deferred work reads. */
+    T *deltas[BRANCHES], *branch_deltas[BRANCHES], *hidden_deltas, *qkv_deltas[2], *in_deltas, *class_deltas;
     T *active;        /* if fused, the GELU of the hidden values */
     T *logit_rounded; /* logit_deltas in 16 bits */
     /* Copies in fp32 for layers of --fp32-layers: the gradients of the head's inputs; the outputs of the
@@ -257,14 +280,18 @@ template <class T> static void arrange_deltas(struct vit<T> *vit, struct pieces 
 {
     const struct vit_rows shape = rows_of<T>(vit, vit->capacity);
     const size_t rows = (size_t)shape.samples * shape.tokens, values = rows * shape.width;
-    const uint32_t hidden = hidden_width<T>(vit), wide = hidden > 3 * shape.width ? hidden : 3 * shape.width;
-    take(pieces, &vit->deltas, values);
+    const uint32_t hidden = hidden_width<T>(vit);
+    for (int branch = 0; branch < (vit->side.defers ? BRANCHES : BRANCHES - 1); branch++) {
+        take(pieces, &vit->deltas[branch], values);
+        if (vit->path_count > 0)
+            take(pieces, &vit->branch_deltas[branch], values);
+    }
     take(pieces, &vit->in_deltas, values);
-    take(pieces, &vit->wide_deltas, rows * wide);
+    take(pieces, &vit->hidden_deltas, rows * hidden);
+    for (int turn = 0; turn <= vit->side.defers; turn++)
+        take(pieces, &vit->qkv_deltas[turn], 3 * values);
     if (vit->fused)
         take(pieces, &vit->active, rows * hidden);
-    if (vit->path_count > 0)
-        take(pieces, &vit->branch_deltas, values);
     if (vit->head) {
         take(pieces, &vit->class_deltas, (size_t)shape.samples * shape.width);
         take(pieces, &vit->logit_rounded, (size_t)shape.samples * vit->logit_apart);
@@ -428,7 +455,7 @@ template <class T> static size_t partial_values(const struct vit<T> *vit)
     /* The backward passes of normalisation and of attention write three partial sums per column of a token.
      */
     const size_t sums[] = {VIT_PARTS * (size_t)3 * rows.width, VIT_PARTS * (size_t)hidden_width<T>(vit),
-                           VIT_SAMPLE_PARTS * tokens, VIT_SAMPLE_PARTS * classes,
+                           VIT_SAMPLE_PARTS * tokens, VIT_CLASS_PARTS * classes,
                            (size_t)vit_attention_parts(&rows, vit->heads) * 3 * rows.width};
     size_t most = 0;
     for (size_t each : sums)
@@ -436,11 +463,27 @@ template <class T> static size_t partial_values(const struct vit<T> *vit)
     return most;
 }
 
+static enum status side_open(struct vit_side *side)
+{
+    /* The priority is above that of the main stream, and below that of exchanges. */
+    CUDA_TRY(cudaStreamCreateWithPriority(&side->stream, cudaStreamNonBlocking, -1));
+    for (cudaEvent_t *event : {&side->begin, &side->hidden, &side->attention, &side->block})
+        CUDA_TRY(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    return STATUS_OK;
+}
+
+static void side_close(struct vit_side *side)
+{
+    destroy(side->begin, side->hidden, side->attention, side->block, side->stream);
+}
+
 template <class T> static enum status open_learning(struct vit<T> *vit)
 {
     const size_t values = vit->train->model->arena_values;
+    TRY(side_open(&vit->side));
     vit->allocations.part = MEMORY_WORKSPACE;
-    TRY(allocate(&vit->allocations, &vit->sums.room, VIT_SUMS_MAX * partial_values<T>(vit)));
+    TRY(vit_sums_open(&vit->allocations, partial_values<T>(vit), vit->fused ? VIT_WEIGHTS_ROOM : 0,
+                      &vit->sums));
     vit->shared.rounded = vit->parameters;
     vit->to_fp16 = std::is_same<T, fp16>::value;
     if (vit->to_fp16)
@@ -463,11 +506,13 @@ template <class T> static enum status vit_open_all(struct vit<T> *vit)
     find_layers<T>(vit);
     TRY(device_engine_open(vit));
     vit->allocations.part = MEMORY_WORKSPACE;
-    TRY(vit_multiplier_open(&vit->allocations, &vit->multiplier));
+    TRY(vit_multiplier_open(&vit->allocations, !train->forward_only, &vit->multiplier));
     vit->allocations.part = MEMORY_ACTIVATIONS;
     TRY(open_slots<T>(vit));
     const struct vit_linear fc1 = linear_of(vit->blocks[0].fc1, 0);
     TRY(vit_mlp_fits(&fc1, &vit->fused));
+    vit->spared = vit->fused ? VIT_SIDE_BLOCKS : 0;
+    vit->side.defers = vit->fused && !train->checkpoint_activations;
     TRY(open_activations<T>(vit));
     vit->allocations.part = MEMORY_PARAMETERS;
     TRY(allocate_zeros(&vit->allocations, &vit->state.parameters, train->model->arena_values, vit->stream));
@@ -539,7 +584,8 @@ template <class T>
 static vit_attention<T> attention_of(const struct vit<T> *vit, const struct vit_block<T> *block,
                                      uint32_t count)
 {
-    return {rows_of<T>(vit, count), vit->heads, block->saved.qkv, block->saved.mixed, block->saved.logs};
+    return {rows_of<T>(vit, count), vit->heads,         vit->spared,
+            block->saved.qkv,       block->saved.mixed, block->saved.logs};
 }
 
 template <class T>
@@ -569,6 +615,14 @@ static enum status first_forward(struct vit<T> *vit, uint32_t i, uint32_t count,
     TRY(linear_forward<T>(vit, block->qkv, rows, saved->norms1, saved->qkv));
     const struct vit_attention<T> attention = attention_of<T>(vit, block, count);
     TRY(vit_attention_forward<T>(&attention, vit->stream));
+#if HAVE_HOPPER
+    const struct vit_linear proj = linear_of(block->proj, rows);
+    bool fits;
+    TRY(branch_hopper_fits(&proj, &fits));
+    if (fits)
+        return branch_hopper<T>(&proj, saved->mixed, vit->parameters + block->proj->weight,
+                                vit->parameters + block->proj->bias, &norm2, block->sums1, vit->stream);
+#endif
     TRY(linear_forward<T>(vit, block->proj, rows, saved->mixed, vit->branch));
     return vit_add_norm<T>(&norm2, block->sums1, vit->branch, vit->stream);
 }
@@ -698,64 +752,139 @@ template <class T> static enum status vit_forward(struct vit<T> *vit, uint32_t c
 
 /* ---- Backward pass ---- */
 
-/* Computes the gradients of a layer's weights and, unless `in_deltas` is NULL, of its inputs. */
+/* Makes stream `next` wait for the work on `stream` so far. */
+static enum status follow(cudaStream_t stream, cudaEvent_t event, cudaStream_t next)
+{
+    CUDA_TRY(cudaEventRecord(event, stream));
+    return CUDA_STATUS(cudaStreamWaitEvent(next, event, 0));
+}
+
+/* The next kernels of the side stream may read what the main stream has written so far. */
+template <class T> static enum status fork_side(struct vit<T> *vit)
+{
+    return follow(vit->stream, vit->side.begin, vit->side.stream);
+}
+
+/* Enqueues the sums of the kernels so far on the side stream. */
+template <class T> static enum status finish_sums(struct vit<T> *vit)
+{
+    TRY(fork_side<T>(vit));
+    return vit_sums_finish(&vit->sums, vit->side.stream);
+}
+
+template <class T> static enum status join_side(struct vit<T> *vit)
+{
+    return follow(vit->side.stream, vit->side.block, vit->stream);
+}
+
 template <class T>
-static enum status linear_backward(struct vit<T> *vit, const struct layer *layer, uint32_t rows,
-                                   const T *inputs, const T *deltas, T *in_deltas)
+static vit_weights<T> weights_of(const struct vit<T> *vit, const struct layer *layer, uint32_t rows,
+                                 uint32_t parts, const T *inputs, const T *deltas)
+{
+    return {linear_of(layer, rows), parts, deltas, inputs, vit->added + layer->weight};
+}
+
+template <class T>
+static enum status inputs_backward(struct vit<T> *vit, const struct layer *layer, uint32_t rows,
+                                   uint32_t spared, const T *deltas)
 {
     const struct vit_linear linear = linear_of(layer, rows);
-    TRY(vit_linear_weights<T>(vit->multiplier, &linear, deltas, inputs, vit->added + layer->weight,
-                              vit->stream));
-    return in_deltas ? vit_linear_inputs<T>(vit->multiplier, &linear, deltas, vit->parameters + layer->weight,
-                                            in_deltas, vit->stream)
-                     : STATUS_OK;
+    return vit_linear_inputs<T>(vit->multiplier, &linear, spared, deltas, vit->parameters + layer->weight,
+                                vit->in_deltas, vit->stream);
+}
+
+/* Returns the index of the first branch of block `i` in vit->deltas. */
+template <class T> static enum branch attention_branch(const struct vit<T> *vit, uint32_t i)
+{
+    return vit->side.defers && i % 2 ? BRANCH_ATTENTION_ODD : BRANCH_ATTENTION;
 }
 
 /* Returns the gradients of a branch's outputs. `factors` are those of its stochastic depth, or NULL. */
-template <class T> static T *branch_deltas(const struct vit<T> *vit, const float *factors)
+template <class T> static T *branch_deltas(const struct vit<T> *vit, enum branch branch, const float *factors)
 {
-    return factors ? vit->branch_deltas : vit->deltas;
+    return factors ? vit->branch_deltas[branch] : vit->deltas[branch];
 }
 
-/* Backward pass of a normalisation and of the sum that it normalises. `before` is the last layer of the
- * branch whose output is part of this sum, or NULL if there is no branch. Adds the gradient of the sum to
- * vit->deltas. The last normalisation of the network overwrites vit->deltas instead. */
+/* Backward pass of a normalisation and of the sum that it normalises, which is the end of a `branch`.
+ * `before` is the last layer of this branch, or NULL if there is no branch. Adds the gradient of the sum at
+ * the end of the next branch, `later`; NULL: there is none. */
 template <class T>
 static enum status norm_backward(struct vit<T> *vit, const struct vit_norm<T> *norm,
-                                 const struct layer *layer, const struct layer *before)
+                                 const struct layer *layer, enum branch branch, const struct layer *before,
+                                 const T *later)
 {
     const struct vit_norm_deltas<T> deltas = {
-        .outputs = norm->first_tokens ? vit->class_deltas : vit->in_deltas,
-        .later = norm->first_tokens ? nullptr : vit->deltas, .sums = vit->deltas,
-        .branch = norm->factors ? vit->branch_deltas : nullptr, .weight = vit->added + layer->weight,
-        .bias = vit->added + layer->bias, .branch_bias = before ? vit->added + before->bias : nullptr
+        .outputs = norm->first_tokens ? vit->class_deltas : vit->in_deltas, .later = later,
+        .sums = vit->deltas[branch], .branch = norm->factors ? vit->branch_deltas[branch] : nullptr,
+        .weight = vit->added + layer->weight, .bias = vit->added + layer->bias,
+        .branch_bias = before ? vit->added + before->bias : nullptr,
+        .spared = branch == BRANCH_HIDDEN ? 0 : vit->spared
     };
     return vit_add_norm_backward<T>(norm, &deltas, &vit->sums, vit->stream);
 }
 
-/* Backward pass of the second branch of a block: two linear layers with a GELU between them. */
+/* The parts of the rows for gradients of weights. Those of the layers before and after attention have a third
+ * as many weights as fc1 and fc2, and twice as many parts. So all blocks work equally long. */
+#define HIDDEN_PARTS    3
+#define ATTENTION_PARTS 6
+#define PATCH_PARTS     24
+
+/* Sets `weights` to the gradients of the weights of the layers before and after attention of block `i`. */
 template <class T>
-static enum status hidden_backward(struct vit<T> *vit, const struct vit_block<T> *block,
-                                   const struct vit_mlp<T> *mlp)
+static void attention_weights(const struct vit<T> *vit, uint32_t i, uint32_t rows,
+                              struct vit_weights<T> weights[2])
 {
-    const T *deltas = branch_deltas<T>(vit, block->factors2);
-    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->wide_deltas, vit->in_deltas,
-                            vit->added + block->fc1->bias, &vit->sums, vit->stream));
-    TRY(linear_backward<T>(vit, block->fc2, mlp->first.rows, mlp->active, deltas, nullptr));
-    return linear_backward<T>(vit, block->fc1, mlp->first.rows, mlp->inputs, vit->wide_deltas, nullptr);
+    const struct vit_block<T> *block = &vit->blocks[i];
+    const T *deltas = branch_deltas<T>(vit, attention_branch<T>(vit, i), block->factors1);
+    const T *qkv_deltas = vit->qkv_deltas[vit->side.defers ? i % 2 : 0];
+    weights[0] = weights_of<T>(vit, block->qkv, rows, ATTENTION_PARTS, block->saved.norms1, qkv_deltas);
+    weights[1] = weights_of<T>(vit, block->proj, rows, ATTENTION_PARTS, block->saved.mixed, deltas);
 }
 
+/* Enqueues gradients of weights on the side stream. */
 template <class T>
-static enum status attention_backward(struct vit<T> *vit, const struct vit_block<T> *block, uint32_t count)
+static enum status weights_backward(struct vit<T> *vit, const struct vit_weights<T> *weights, uint32_t count)
 {
-    const struct vit_saved<T> *saved = &block->saved;
+    TRY(fork_side<T>(vit));
+    return vit_weights_backward<T>(vit->multiplier, weights, count, &vit->sums, vit->side.stream);
+}
+
+/* Backward pass of the second branch of block `i`: two linear layers with a GELU between them. */
+template <class T>
+static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct vit_mlp<T> *mlp)
+{
+    const struct vit_block<T> *block = &vit->blocks[i];
+    const T *deltas = branch_deltas<T>(vit, BRANCH_HIDDEN, block->factors2);
+    const uint32_t rows = mlp->first.rows;
+    const bool deferred = vit->side.defers && i + 1 < vit->block_count;
+    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->hidden_deltas, vit->in_deltas,
+                            vit->added + block->fc1->bias, &vit->sums, vit->stream));
+    struct vit_weights<T> weights[VIT_WEIGHTS_MAX] = {
+        weights_of<T>(vit, block->fc2, rows, HIDDEN_PARTS, mlp->active, deltas),
+            weights_of<T>(vit, block->fc1, rows, HIDDEN_PARTS, mlp->inputs, vit->hidden_deltas)
+    };
+    if (deferred)
+        attention_weights<T>(vit, i + 1, rows, weights + 2);
+    TRY(weights_backward<T>(vit, weights, deferred ? 4 : 2));
+    return CUDA_STATUS(cudaEventRecord(vit->side.hidden, vit->side.stream));
+}
+
+template <class T> static enum status attention_backward(struct vit<T> *vit, uint32_t i, uint32_t count)
+{
+    const struct vit_block<T> *block = &vit->blocks[i];
     const struct vit_attention<T> attention = attention_of<T>(vit, block, count);
     const uint32_t rows = count * attention.rows.tokens;
-    TRY(linear_backward<T>(vit, block->proj, rows, saved->mixed, branch_deltas<T>(vit, block->factors1),
-                           vit->in_deltas));
-    TRY(vit_attention_backward<T>(&attention, vit->in_deltas, vit->wide_deltas, vit->added + block->qkv->bias,
+    T *qkv_deltas = vit->qkv_deltas[vit->side.defers ? i % 2 : 0];
+    struct vit_weights<T> weights[2];
+    TRY(inputs_backward<T>(vit, block->proj, rows, vit->spared,
+                           branch_deltas<T>(vit, attention_branch<T>(vit, i), block->factors1)));
+    TRY(vit_attention_backward<T>(&attention, vit->in_deltas, qkv_deltas, vit->added + block->qkv->bias,
                                   &vit->sums, vit->stream));
-    return linear_backward<T>(vit, block->qkv, rows, saved->norms1, vit->wide_deltas, vit->in_deltas);
+    attention_weights<T>(vit, i, rows, weights);
+    if (!vit->side.defers || i == 0)
+        TRY(weights_backward<T>(vit, weights, 2));
+    CUDA_TRY(cudaEventRecord(vit->side.attention, vit->side.stream));
+    return inputs_backward<T>(vit, block->qkv, rows, 0, qkv_deltas);
 }
 
 /* With --checkpoint-activations, all blocks share the saved arrays, so the forward pass of the block is
@@ -766,16 +895,24 @@ template <class T> static enum status block_backward(struct vit<T> *vit, uint32_
     const struct vit_norm<T> norm1 = norm1_of<T>(vit, i, count, true),
                              norm2 = norm2_of<T>(vit, i, count, true);
     const struct vit_mlp<T> mlp = mlp_of<T>(vit, block, count * norm1.rows.tokens);
-    if (vit->train->checkpoint_activations && i + 1 < vit->block_count) {
+    const bool again = i + 1 < vit->block_count; /* not the first block of the pass */
+    if (vit->train->checkpoint_activations && again) {
+        CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.block, 0));
         TRY(vit_add_norm<T>(&norm1, nullptr, nullptr, vit->stream));
         TRY(first_forward<T>(vit, i, count, true));
         TRY(vit_mlp_hidden<T>(vit->multiplier, &mlp, vit->stream));
     }
-    TRY(hidden_backward<T>(vit, block, &mlp));
-    TRY(norm_backward<T>(vit, &norm2, block->norm2, block->proj));
-    TRY(attention_backward<T>(vit, block, count));
-    TRY(norm_backward<T>(vit, &norm1, block->norm1, i > 0 ? block[-1].fc2 : nullptr));
-    return vit_sums_finish(&vit->sums, vit->stream);
+    TRY(hidden_backward<T>(vit, i, &mlp));
+    if (again && !vit->side.defers)
+        CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.attention, 0));
+    const enum branch branch = attention_branch<T>(vit, i);
+    TRY(norm_backward<T>(vit, &norm2, block->norm2, branch, block->proj, vit->deltas[BRANCH_HIDDEN]));
+    TRY(attention_backward<T>(vit, i, count));
+    CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.hidden, 0));
+    TRY(norm_backward<T>(vit, &norm1, block->norm1, BRANCH_HIDDEN, i > 0 ? block[-1].fc2 : nullptr,
+                         vit->deltas[branch]));
+    TRY(finish_sums<T>(vit));
+    return CUDA_STATUS(cudaEventRecord(vit->side.block, vit->side.stream));
 }
 
 /* Backward pass of the last normalisation and the head. */
@@ -786,23 +923,25 @@ template <class T> static enum status head_backward(struct vit<T> *vit, uint32_t
     TRY(vit_head_backward<T>(vit->multiplier, &head, vit->class_norms, vit->logit_deltas, vit->logit_rounded,
                              vit->class_deltas, vit->added + vit->head->weight, vit->added + vit->head->bias,
                              &vit->sums, vit->stream));
-    TRY(norm_backward<T>(vit, &norm, vit->last_norm, vit->blocks[vit->block_count - 1].fc2));
-    return vit_sums_finish(&vit->sums, vit->stream);
+    TRY(norm_backward<T>(vit, &norm, vit->last_norm, BRANCH_HIDDEN, vit->blocks[vit->block_count - 1].fc2,
+                         nullptr));
+    return finish_sums<T>(vit);
 }
 
-/* Backward pass of the sum at the end of a stage without the head, whose gradient is in vit->deltas. The next
- * stage has the normalisation of the sum. The kernel is that of norm_backward(), so the cuts do not change
- * the bits of the gradients. */
+/* Backward pass of the sum at the end of a stage without the head, whose gradient is in vit->deltas[0]. The
+ * next stage has the normalisation of the sum. The kernel is that of norm_backward(), so the cuts do not
+ * change the bits of the gradients. */
 template <class T> static enum status sum_backward(struct vit<T> *vit, uint32_t count)
 {
     const struct vit_norm<T> norm = last_norm_of<T>(vit, count, true);
+    T *sums = vit->deltas[BRANCH_HIDDEN];
     const struct vit_norm_deltas<T> deltas = {
-        .outputs = nullptr, .later = vit->deltas, .sums = vit->deltas,
-        .branch = norm.factors ? vit->branch_deltas : nullptr, .weight = nullptr, .bias = nullptr,
-        .branch_bias = vit->added + vit->blocks[vit->block_count - 1].fc2->bias
+        .outputs = nullptr, .later = sums, .sums = sums,
+        .branch = norm.factors ? vit->branch_deltas[BRANCH_HIDDEN] : nullptr, .weight = nullptr,
+        .bias = nullptr, .branch_bias = vit->added + vit->blocks[vit->block_count - 1].fc2->bias
     };
     TRY(vit_add_norm_backward<T>(&norm, &deltas, &vit->sums, vit->stream));
-    return vit_sums_finish(&vit->sums, vit->stream);
+    return finish_sums<T>(vit);
 }
 
 /* Backward pass of the first two layers: the patches and the tokens. */
@@ -810,17 +949,25 @@ template <class T> static enum status patches_backward(struct vit<T> *vit, uint3
 {
     const struct vit_rows shape = rows_of<T>(vit, count);
     const uint32_t rows = count * (shape.tokens - 1);
-    TRY(vit_tokens_backward<T>(&shape, vit->deltas, vit->added + vit->token_layer->weight,
-                               vit->added + vit->token_layer->bias, vit->in_deltas, &vit->sums, vit->stream));
+    float *positions = vit->added + vit->token_layer->weight;
+    TRY(vit_tokens_backward<T>(&shape, vit->deltas[BRANCH_HIDDEN], positions, vit->in_deltas, &vit->sums,
+                               vit->stream));
     TRY(vit_column_sums<T>(vit->in_deltas, rows, shape.width, vit->added + vit->patch_layer->bias, &vit->sums,
                            vit->stream));
-    TRY(vit_sums_finish(&vit->sums, vit->stream));
-    if (!vit->patch_layer->fp32)
-        return linear_backward<T>(vit, vit->patch_layer, rows, vit->patches, vit->in_deltas, nullptr);
-    const struct vit_linear linear = linear_of(vit->patch_layer, rows);
-    TRY(vit_widen<T>(vit->in_deltas, (size_t)rows * linear.out, vit->patch_outputs, vit->stream));
-    return vit_linear_weights<float>(vit->multiplier, &linear, vit->patch_outputs, vit->patch_inputs,
-                                     vit->added + vit->patch_layer->weight, vit->stream);
+    if (vit->patch_layer->fp32)
+        TRY(vit_widen<T>(vit->in_deltas, (size_t)rows * shape.width, vit->patch_outputs, vit->stream));
+    TRY(fork_side<T>(vit));
+    const struct vit_weights<T> weights =
+        weights_of<T>(vit, vit->patch_layer, rows, PATCH_PARTS, vit->patches, vit->in_deltas);
+    TRY(vit->patch_layer->fp32
+            ? vit_linear_weights<float>(vit->multiplier, &weights.linear, vit->patch_outputs,
+                                        vit->patch_inputs, weights.gradients, vit->side.stream)
+            : vit_weights_backward<T>(vit->multiplier, &weights, 1, &vit->sums, vit->side.stream));
+    TRY(vit_sums_finish(&vit->sums, vit->side.stream));
+    /* The class token and the first position are added, so their gradients are equal. */
+    return CUDA_STATUS(cudaMemcpyAsync(vit->added + vit->token_layer->bias, positions,
+                                       shape.width * sizeof *positions, cudaMemcpyDeviceToDevice,
+                                       vit->side.stream));
 }
 
 /* Computes and exchanges the gradients of a step that has only one part. A rank without samples in this step
@@ -834,16 +981,22 @@ template <class T> static enum status backward_exchange(struct vit<T> *vit, uint
         CUDA_TRY(cudaMemsetAsync(vit->gradients, 0, end * sizeof *vit->gradients, vit->stream));
     else
         TRY(head_backward<T>(vit, count));
-    TRY(device_engine_exchange(vit, layer - 3, layer, &end));
+    TRY(fork_side<T>(vit)); /* the gradients so far, and the start of the capture */
+    TRY(device_engine_exchange(vit, layer - 3, layer, &end, vit->side.stream));
     layer -= 3;
-    for (uint32_t i = vit->block_count; i-- > 0; layer -= BLOCK_LAYERS) {
+    for (uint32_t i = vit->block_count; i-- > 0;) {
         if (count > 0)
             TRY(block_backward<T>(vit, i, count));
-        TRY(device_engine_exchange(vit, layer - BLOCK_LAYERS, layer, &end));
+        if (i + 1 == vit->block_count)
+            continue;
+        /* The gradients of block i + 1 are final: those that were deferred are complete, too. */
+        TRY(device_engine_exchange(vit, layer - BLOCK_LAYERS, layer, &end, vit->side.stream));
+        layer -= BLOCK_LAYERS;
     }
     if (count > 0)
         TRY(patches_backward<T>(vit, count));
-    TRY(device_engine_exchange(vit, 0, layer, &end));
+    TRY(device_engine_exchange(vit, 0, layer, &end, vit->side.stream));
+    TRY(join_side<T>(vit));
     return device_engine_exchange_end(vit);
 }
 
@@ -853,7 +1006,9 @@ template <class T> static enum status backward_part(struct vit<T> *vit, uint32_t
     TRY(vit->head ? head_backward<T>(vit, count) : sum_backward<T>(vit, count));
     for (uint32_t i = vit->block_count; i-- > 0;)
         TRY(block_backward<T>(vit, i, count));
-    return vit->patch_layer ? patches_backward<T>(vit, count) : STATUS_OK;
+    if (vit->patch_layer)
+        TRY(patches_backward<T>(vit, count));
+    return join_side<T>(vit);
 }
 
 /* Computes the gradients of `count` samples. The kernels overwrite vit->added. If the step has one part, also
@@ -1027,13 +1182,14 @@ static enum status stage_backward(void *state, const struct micro *micro, enum g
     CUDA_TRY(cudaSetDevice(vit->device));
     choose_slot<T>(vit, micro->slot);
     if (deltas)
-        TRY(device_stage_copy(vit, vit->deltas, deltas, tokens_bytes<T>(vit, micro->count)));
+        TRY(device_stage_copy(vit, vit->deltas[BRANCH_HIDDEN], deltas, tokens_bytes<T>(vit, micro->count)));
     TRY(backward_part<T>(vit, micro->count));
     TRY(micro->index == 0
             ? arena_copy(vit->train, vit->gradients, vit->added, vit->stream)
             : values_add(vit->added, vit->train->model->arena_values, vit->gradients, vit->stream));
     if (in_deltas)
-        TRY(device_stage_copy(vit, in_deltas, vit->deltas, tokens_bytes<T>(vit, micro->count)));
+        TRY(device_stage_copy(vit, in_deltas, vit->deltas[BRANCH_HIDDEN],
+                              tokens_bytes<T>(vit, micro->count)));
     return CUDA_STATUS(cudaStreamSynchronize(vit->stream));
 }
 
@@ -1059,6 +1215,7 @@ template <class T> static void vit_close(void *state)
     for (struct vit_graphs &graphs : vit->graphs)
         graphs_close(&graphs);
     vit_multiplier_close(vit->multiplier);
+    side_close(&vit->side);
     device_engine_close(vit);
     free(vit->slots);
     free(vit);

@@ -12,8 +12,13 @@
 #include "train/network.cuh"
 
 #define VIT_PARTS        528  /* maximum number of partial sums per column; not for attention */
-#define VIT_SAMPLE_PARTS 8    /* number of partial sums per column, for sums over samples instead of rows */
+#define VIT_SAMPLE_PARTS 8    /* number of partial sums per column, for sums of tokens over samples */
+#define VIT_CLASS_PARTS  32   /* number of partial sums per class */
 #define VIT_WIDTH_MAX    1024 /* maximum width of a token */
+
+/* vit_weights_backward() can run at the same time as other kernels of the backward pass. It then uses at most
+ * so many multiprocessors. Other kernels leave them free: their argument `spared` is this number or 0. */
+#define VIT_SIDE_BLOCKS 36
 
 /* The rows of a batch. */
 struct vit_rows {
@@ -25,27 +30,35 @@ struct vit_rows {
 
 /* A kernel that sums over many rows writes partial sums (part, result, column). One launch adds up those of
  * several kernels, over the parts in order. */
-#define VIT_SUMS_MAX 4 /* kernels per launch */
+#define VIT_SUMS_MAX   10 /* kernels per launch */
+#define VIT_SUMS_SMALL 4  /* of these, kernels that are not vit_weights_backward() */
 struct vit_sum {
     const float *partial;
     uint32_t parts, results, columns;
     float *result[3]; /* NULL: not needed */
 };
 struct vit_sums {
-    float *room; /* for the partial sums of VIT_SUMS_MAX kernels */
-    size_t used; /* values in `room` */
+    float *rooms[2]; /* for the partial sums of VIT_SUMS_MAX kernels; the previous sums may still be read from
+                        the other room */
+    uint32_t turn;   /* index of the current room */
+    size_t used;     /* values in the current room */
+    size_t size;     /* values of a room */
     uint32_t count;
     struct vit_sum sums[VIT_SUMS_MAX];
 };
 
+/* Allocates the rooms. `values`: the largest number of partial sums that a kernel writes; `weights`: the
+ * number that all calls of vit_weights_backward() before vit_sums_finish() write. */
+enum status vit_sums_open(struct allocations *allocations, size_t values, size_t weights,
+                          struct vit_sums *sums);
 /* Returns the room for the partial sums of the next kernel. */
 static inline float *vit_sums_room(const struct vit_sums *sums)
 {
-    return sums->room + sums->used;
+    return sums->rooms[sums->turn] + sums->used;
 }
 /* Adds the partial sums that a kernel writes to vit_sums_room(); `sum` has all but their address. */
 enum status vit_sums_add(struct vit_sums *sums, const struct vit_sum *sum);
-/* Computes all sums that were added, and frees their room. */
+/* Computes all sums that were added. The next sums use the other room. */
 enum status vit_sums_finish(struct vit_sums *sums, cudaStream_t stream);
 /* Sums each column of `values` (rows, width) over the rows. */
 template <class T>
@@ -59,9 +72,10 @@ struct vit_multiplier;
 
 /* STATUS_UNAVAILABLE, with a remedy in the message, if cuBLASLt is missing. */
 enum status vit_multiplier_probe(void);
-/* `allocations` owns the workspace in device memory. The caller closes the multiplier, even after a failure.
- */
-enum status vit_multiplier_open(struct allocations *allocations, struct vit_multiplier **multiplier);
+/* `allocations` owns the workspaces in device memory. Without `backward`, vit_linear_weights() does not work.
+ * The caller closes the multiplier, even after a failure. */
+enum status vit_multiplier_open(struct allocations *allocations, bool backward,
+                                struct vit_multiplier **multiplier);
 void vit_multiplier_close(struct vit_multiplier *multiplier);
 
 /* A linear layer on `rows` rows: weights (out, in). `apart` is the distance between rows of its outputs or of
@@ -80,11 +94,30 @@ enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct v
 /* Computes in_deltas = out_deltas weights. */
 template <class T>
 enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                              const T *out_deltas, const T *weights, T *in_deltas, cudaStream_t stream);
-/* Computes gradients = out_deltas^T inputs, in fp32. */
+                              uint32_t spared, const T *out_deltas, const T *weights, T *in_deltas,
+                              cudaStream_t stream);
+/* Computes gradients = out_deltas^T inputs, in fp32. Other products may be computed on another stream. */
 template <class T>
 enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct vit_linear *linear,
                                const T *out_deltas, const T *inputs, float *gradients, cudaStream_t stream);
+
+/* The gradients of a layer's weights. */
+#define VIT_WEIGHTS_MAX 4 /* layers per launch */
+#define VIT_WEIGHTS_ITEMS \
+    96 /* maximum number of partial sums of a layer, times its tiles of 192 x 192 weights */
+#define VIT_WEIGHTS_ROOM ((size_t)VIT_WEIGHTS_ITEMS * 192 * 192)
+template <class T> struct vit_weights {
+    struct vit_linear linear;
+    uint32_t parts; /* maximum number of partial sums, which fixes the order of additions */
+    const T *deltas, *inputs;
+    float *gradients;
+};
+/* Computes the gradients of the weights of up to VIT_WEIGHTS_MAX layers. With more than two layers, a block
+ * processes one part of one of the first two layers, or several parts of the others. vit_sums_finish()
+ * completes the gradients. */
+template <class T>
+enum status vit_weights_backward(struct vit_multiplier *multiplier, const struct vit_weights<T> *layers,
+                                 uint32_t count, struct vit_sums *sums, cudaStream_t stream);
 
 /* ---- Patches, tokens and parameters (tokens.cu) ---- */
 
@@ -107,12 +140,12 @@ enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uin
                         const uint32_t *numbers, uint32_t count, uint32_t apart, float *factors,
                         cudaStream_t stream);
 
-/* Backward pass of LAYER_TOKENS: sums the gradients of positions and class token over the samples, in fp32.
- * Copies the gradients of the other tokens to `patch_deltas` (sample, patch, width). */
+/* Backward pass of LAYER_TOKENS: sums the gradients of the positions over the samples, in fp32;
+ * vit_sums_finish() completes them. Those of the first position are also those of the class token. Copies the
+ * gradients of the other tokens to `patch_deltas` (sample, patch, width). */
 template <class T>
 enum status vit_tokens_backward(const struct vit_rows *rows, const T *deltas, float *positions,
-                                float *class_token, T *patch_deltas, struct vit_sums *sums,
-                                cudaStream_t stream);
+                                T *patch_deltas, struct vit_sums *sums, cudaStream_t stream);
 
 /* The last layer. The logits and their gradients are in fp32. With --fp32-layers, all matrices of the layer
  * are in fp32, and `wide_inputs` and `wide_deltas` are room for the inputs and their gradients; else NULL. */
@@ -177,6 +210,7 @@ template <class T> struct vit_norm_deltas {
     float *weight, *bias; /* NULL: not needed */
     float *branch_bias; /* sum of factors * sums over all rows: the gradient of the bias of the branch's last
                            layer; NULL: not needed */
+    uint32_t spared;
 };
 template <class T>
 enum status vit_add_norm_backward(const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *deltas,
@@ -242,6 +276,7 @@ enum status vit_few_linear(const struct vit_few<T> *few, uint32_t width, cudaStr
 template <class T> struct vit_attention {
     struct vit_rows rows;
     uint32_t heads;
+    uint32_t spared; /* only for the backward pass */
     const T *inputs;
     T *outputs;
     float *logs;
@@ -256,7 +291,30 @@ enum status vit_attention_backward(const struct vit_attention<T> *attention, con
 /* Returns the number of partial sums per column that vit_attention_backward() needs. */
 uint32_t vit_attention_parts(const struct vit_rows *rows, uint32_t heads);
 
-/* ---- Compute capability 9.0, with HAVE_HOPPER (attention_hopper.cu, mlp_hopper.cu, few_hopper.cu) ---- */
+/* ---- Compute capability 9.0, with HAVE_HOPPER (*_hopper.cu) ---- */
+
+/* weights_hopper() computes what vit_weights_backward() computes, if weights_hopper_fit() says so. */
+template <class T>
+enum status weights_hopper_fit(const struct vit_weights<T> *layers, uint32_t count,
+                               const struct vit_sums *sums, bool *fit);
+template <class T>
+enum status weights_hopper(const struct vit_weights<T> *layers, uint32_t count, struct vit_sums *sums,
+                           cudaStream_t stream);
+
+/* Sets `*fits` to whether linear_hopper() works for this layer on the current device. It computes what
+ * vit_linear_forward() or, with `back`, vit_linear_inputs() computes. */
+enum status linear_hopper_fits(const struct vit_linear *linear, bool back, bool *fits);
+/* `inputs` and `outputs` are the gradients of the layer's outputs and inputs with `back`. `bias`: NULL with
+ * `back`. */
+template <class T>
+enum status linear_hopper(const struct vit_linear *linear, bool back, uint32_t spared, const T *inputs,
+                          const T *weights, const T *bias, T *outputs, cudaStream_t stream);
+/* The layer at the end of a branch, with the sum and the normalisation after it: computes norm->sums =
+ * shortcut + factors * (inputs weights^T + bias), and normalises them. */
+enum status branch_hopper_fits(const struct vit_linear *linear, bool *fits);
+template <class T>
+enum status branch_hopper(const struct vit_linear *linear, const T *inputs, const T *weights, const T *bias,
+                          const struct vit_norm<T> *norm, const T *shortcut, cudaStream_t stream);
 
 /* Sets `*fits` to whether hopper_forward() and hopper_backward() work for this attention on the current
  * device. */

@@ -11,8 +11,7 @@
 #include <cuda.h>
 
 #include "common/check.cuh"
-#include "train/vit/hopper.cuh"
-#include "train/vit/kernels.cuh"
+#include "train/vit/norm_hopper.cuh"
 
 #define CHUNK      64  /* hidden values that a warpgroup processes at a time */
 #define TILES_MAX  3   /* tiles along a token: at most 192 values */
@@ -199,117 +198,6 @@ static __device__ __forceinline__ void activate(const float (&hidden)[CHUNK / 2]
             active[step][i] = pack<T>(gelu(hidden[8 * step + 2 * i]), gelu(hidden[8 * step + 2 * i + 1]));
 }
 
-/* Returns the sum over a row's values at `half` of a fragment, from the parts of each lane's columns: of
- * column 8 n + 2 (lane % 4) and the next one, in part n % 8. The order is that of the sums in norm.cu, so
- * that the bits are the same. */
-static __device__ __forceinline__ float row_total(float (&part)[8])
-{
-    for (int apart = 4; apart > 0; apart /= 2)
-        for (int n = 0; n < apart; n++)
-            part[n] += part[n + apart];
-    float sum = part[0] + __shfl_xor_sync(~0u, part[0], 2);
-    return sum + __shfl_xor_sync(~0u, sum, 1);
-}
-
-/* Adds the bias to the sums, and the shortcut in `rows` to their product with the factor. Writes the rounded
- * results, and replaces `sums` and `rows` by them. */
-template <class T, int TILES>
-static __device__ __forceinline__ void add_shortcut(tile_row (&rows)[TILES][HEIGHT],
-                                                    const struct forward_plan<T> &plan, uint32_t first,
-                                                    uint32_t count, float (&sums)[TILES * TILE_WIDTH / 2])
-{
-    const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16;
-    float factor[2] = {1, 1};
-    for (int half = 0; half < 2 && plan.norm.factors; half++)
-        if (row + lane / 4 + 8 * half < count)
-            factor[half] = plan.norm.factors[(first + row + lane / 4 + 8 * half) / plan.norm.rows.tokens];
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-#pragma unroll
-        for (int step = 0; step < TILE_WIDTH / 16; step++) {
-            uint32_t word[4];
-            get_fragment(rows[tile], row, 16 * step, word);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t column = tile * TILE_WIDTH + 16 * step + i / 2 * 8 + lane % 4 * 2;
-                const float2 by =
-                    values_of<T>(*reinterpret_cast<const uint32_t *>(plan.second_bias + column));
-                const float2 in = values_of<T>(word[i]);
-                float *sum = sums + tile * TILE_WIDTH / 2 + 8 * step + 2 * i;
-                word[i] = pack<T>(fmaf(factor[i % 2], sum[0] + by.x, in.x),
-                                  fmaf(factor[i % 2], sum[1] + by.y, in.y));
-                const float2 rounded = values_of<T>(word[i]);
-                sum[0] = rounded.x;
-                sum[1] = rounded.y;
-            }
-            put_fragment(rows[tile], row, 16 * step, word);
-        }
-        __syncwarp();
-        write_rows16(rows[tile], row, count,
-                     plan.norm.sums + (size_t)first * TILES * TILE_WIDTH + tile * TILE_WIDTH,
-                     TILES * TILE_WIDTH);
-    }
-    __syncwarp(); /* the normalised values overwrite the rows */
-}
-
-/* Normalises the sums of a warp's 16 rows, and writes the results and the moments. Stages them in `rows`. */
-template <class T, int TILES>
-static __device__ __forceinline__ void normalise(tile_row (&rows)[TILES][HEIGHT],
-                                                 const struct forward_plan<T> &plan, uint32_t first,
-                                                 uint32_t count, float (&sums)[TILES * TILE_WIDTH / 2])
-{
-    const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16;
-    const float width = (float)plan.norm.rows.width;
-    struct vit_moments moments[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float part[8] = {};
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-            for (int tile = 0; tile < TILES; tile++) {
-                const float *value = sums + tile * TILE_WIDTH / 2 + 4 * n + 2 * half;
-                part[n] += value[0] + value[1];
-            }
-        moments[half].mean = row_total(part) / width;
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            part[n] = 0;
-            for (int tile = 0; tile < TILES; tile++) {
-                float *value = sums + tile * TILE_WIDTH / 2 + 4 * n + 2 * half;
-                value[0] -= moments[half].mean;
-                value[1] -= moments[half].mean;
-                part[n] = fmaf(value[0], value[0], fmaf(value[1], value[1], part[n]));
-            }
-        }
-        moments[half].scale = 1 / sqrtf(row_total(part) / width + (float)LAYER_NORM_EPSILON);
-        const uint32_t own = row + lane / 4 + 8 * half;
-        if (lane % 4 == 0 && own < count)
-            plan.norm.moments[first + own] = moments[half];
-    }
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-#pragma unroll
-        for (int step = 0; step < TILE_WIDTH / 16; step++) {
-            uint32_t word[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t column = tile * TILE_WIDTH + 16 * step + i / 2 * 8 + lane % 4 * 2;
-                const float2 weight = *reinterpret_cast<const float2 *>(plan.norm.weight + column),
-                             bias = *reinterpret_cast<const float2 *>(plan.norm.bias + column);
-                const float *value = sums + tile * TILE_WIDTH / 2 + 8 * step + 2 * i,
-                            scale = moments[i % 2].scale;
-                word[i] = pack<T>(fmaf(value[0] * scale, weight.x, bias.x),
-                                  fmaf(value[1] * scale, weight.y, bias.y));
-            }
-            put_fragment(rows[tile], row, 16 * step, word);
-        }
-        __syncwarp();
-        write_rows16(rows[tile], row, count,
-                     plan.norm.outputs + (size_t)first * TILES * TILE_WIDTH + tile * TILE_WIDTH,
-                     TILES * TILE_WIDTH);
-    }
-}
-
 /* Thread 0 also loads the weights: those of the next turn, when all warpgroups have ended the turn before the
  * previous one. So it rarely waits. */
 template <class T, int TILES, int GROUPS>
@@ -387,8 +275,19 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
         } else {
             barrier_wait(&memory->loaded[group], parity);
             parity ^= 1;
-            add_shortcut<T>(memory->rows[group], plan, first, count, sums);
-            normalise<T>(memory->rows[group], plan, first, count, sums);
+            auto &rows = memory->rows[group];
+            const auto write = [&](T *to) {
+                return [&rows, to, row, count](int tile) {
+                    __syncwarp();
+                    write_rows16(rows[tile], row, count, to + tile * TILE_WIDTH, TILES * TILE_WIDTH);
+                };
+            };
+            const size_t at = (size_t)first * TILES * TILE_WIDTH;
+            add_shortcut<T>(rows, plan.norm, plan.second_bias, row, first, count, sums,
+                            write(plan.norm.sums + at));
+            __syncwarp(); /* the normalised values overwrite the rows */
+            normalise<T>(rows, plan.norm, plan.norm.weight, plan.norm.bias, row, first, count, sums,
+                         write(plan.norm.outputs + at));
         }
         bulk_fence();
         meet_group();

@@ -102,7 +102,8 @@ struct product_plan {
 
 struct vit_multiplier {
     cublasLtHandle_t handle;
-    void *workspace;
+    void *workspaces[2]; /* for gradients of weights, which may be computed while other products are: the
+                            second one */
     struct product_plan plans[PLANS_MAX];
     uint32_t next; /* index of the plan to replace next */
 };
@@ -231,20 +232,22 @@ static enum status multiply(struct vit_multiplier *self, struct product_plan *pl
 {
     const float one = 1, zero = 0;
     BLAS_TRY(Matmul(self->handle, plan->product, &one, left, plan->left, right, plan->right, &zero, result,
-                    plan->result, result, plan->result, &plan->algorithm, self->workspace, WORKSPACE_BYTES,
-                    stream));
+                    plan->result, result, plan->result, &plan->algorithm,
+                    self->workspaces[plan->key.product == PRODUCT_WEIGHTS], WORKSPACE_BYTES, stream));
     return STATUS_OK;
 }
 
 /* ---- The interface ---- */
 
-enum status vit_multiplier_open(struct allocations *allocations, struct vit_multiplier **multiplier)
+enum status vit_multiplier_open(struct allocations *allocations, bool backward,
+                                struct vit_multiplier **multiplier)
 {
     TRY(vit_multiplier_probe());
     struct vit_multiplier *self = static_cast<struct vit_multiplier *>(calloc(1, sizeof *self));
     *multiplier = self;
     TRY(ALLOCATED(self, "vit: out of memory"));
-    TRY(allocate_bytes(allocations, &self->workspace, WORKSPACE_BYTES));
+    for (int i = 0; i <= backward; i++)
+        TRY(allocate_bytes(allocations, &self->workspaces[i], WORKSPACE_BYTES));
     BLAS_TRY(Create(&self->handle));
     return STATUS_OK;
 }
@@ -267,6 +270,15 @@ enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct v
 {
     const struct plan_key key = {PRODUCT_FORWARD, wide, type_of<T>, *linear};
     struct product_plan *plan;
+#if HAVE_HOPPER
+    if constexpr (std::is_same<T, bf16>::value || std::is_same<T, fp16>::value) {
+        bool fits;
+        TRY(linear_hopper_fits(linear, false, &fits));
+        if (fits && !wide)
+            return linear_hopper<T>(linear, false, 0, inputs, weights, static_cast<const T *>(bias),
+                                    static_cast<T *>(outputs), stream);
+    }
+#endif
     TRY(plan_for(multiplier, &key, &plan));
     BLAS_TRY(MatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
     return multiply(multiplier, plan, weights, inputs, outputs, stream);
@@ -274,10 +286,21 @@ enum status vit_linear_forward(struct vit_multiplier *multiplier, const struct v
 
 template <class T>
 enum status vit_linear_inputs(struct vit_multiplier *multiplier, const struct vit_linear *linear,
-                              const T *out_deltas, const T *weights, T *in_deltas, cudaStream_t stream)
+                              uint32_t spared, const T *out_deltas, const T *weights, T *in_deltas,
+                              cudaStream_t stream)
 {
     const struct plan_key key = {PRODUCT_INPUTS, false, type_of<T>, *linear};
     struct product_plan *plan;
+#if HAVE_HOPPER
+    if constexpr (std::is_same<T, bf16>::value || std::is_same<T, fp16>::value) {
+        bool fits;
+        TRY(linear_hopper_fits(linear, true, &fits));
+        if (fits)
+            return linear_hopper<T>(linear, true, spared, out_deltas, weights, nullptr, in_deltas, stream);
+    }
+#else
+    (void)spared;
+#endif
     TRY(plan_for(multiplier, &key, &plan));
     return multiply(multiplier, plan, weights, out_deltas, in_deltas, stream);
 }
@@ -292,6 +315,25 @@ enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct v
     return multiply(multiplier, plan, inputs, out_deltas, gradients, stream);
 }
 
+template <class T>
+enum status vit_weights_backward(struct vit_multiplier *multiplier, const struct vit_weights<T> *layers,
+                                 uint32_t count, struct vit_sums *sums, cudaStream_t stream)
+{
+#if HAVE_HOPPER
+    bool fit;
+    TRY(weights_hopper_fit<T>(layers, count, sums, &fit));
+    if (fit)
+        return weights_hopper<T>(layers, count, sums, stream);
+#else
+    (void)sums;
+#endif
+    for (uint32_t i = 0; i < count; i++)
+        TRY(vit_linear_weights<T>(multiplier, &layers[i].linear, layers[i].deltas, layers[i].inputs,
+                                  layers[i].gradients, stream));
+    return STATUS_OK;
+}
+
+EACH_HALF(vit_weights_backward)
 EACH_HALF(vit_linear_forward)
 template decltype(vit_linear_forward<float>) vit_linear_forward<float>;
 EACH_HALF(vit_linear_inputs)

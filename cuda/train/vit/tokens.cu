@@ -5,14 +5,14 @@
 #include "train/mma.cuh"
 #include "train/vit/kernels.cuh"
 
-#define TAPS 8 /* adjacent values of a patch per thread: 16 bytes */
+#define TAPS 8 /* adjacent values of a patch that are written together: 16 bytes */
 
 /* ---- Patches ---- */
 
 struct patch_plan : gather_plan {
-    uint32_t count;           /* groups of TAPS values in the batch */
-    struct divider sample;    /* groups per sample */
-    struct divider patch;     /* groups per patch */
+    uint32_t count;           /* threads, which compute equally many values */
+    struct divider sample;    /* threads per sample */
+    struct divider patch;     /* threads per patch */
     struct divider across;    /* patches per row of patches */
     struct divider size, row; /* `size`: pixels of a patch along an axis; `row`: pixels of a patch */
 };
@@ -111,21 +111,16 @@ static __device__ __forceinline__ bool mixes_row(const struct mix &mix, struct p
     return !mix.cut || (at.y >= mix.top && at.y < mix.bottom && at.x < mix.right && at.x + TAPS > mix.left);
 }
 
-/* A thread computes TAPS adjacent values of a patch. ROWS: the side of a patch is a multiple of TAPS, so
- * these values are in one row of the image. */
+/* Computes TAPS adjacent values of entry `j` of the batch. They begin with value `tap` of a patch, at
+ * position `first`. ROWS: they are in one row of the image. */
 template <class T, bool MIXES, bool ROWS>
-static __global__ void patches_kernel(const __grid_constant__ struct patch_plan plan, const uint8_t *stored,
-                                      const __grid_constant__ struct device_batch batch, uint4 *patches)
+static __device__ __forceinline__ uint4 taps_at(const struct patch_plan &plan,
+                                                const struct device_batch &batch,
+                                                const struct patch_source &own,
+                                                const struct patch_source &partner, uint32_t patch,
+                                                uint32_t tap, struct pixel first)
 {
-    uint32_t i = own_element();
-    if (i >= plan.count)
-        return;
-    uint32_t j = plan.sample.quotient(i), group = i - j * plan.sample.by;
-    uint32_t patch = plan.patch.quotient(group), tap = (group - patch * plan.patch.by) * TAPS;
-    const struct patch_source own = source_of(plan, stored, batch, j);
-    const struct patch_source partner = MIXES ? source_of(plan, stored, batch, plan.samples + j) : own;
     float values[TAPS], others[TAPS];
-    const struct pixel first = pixel_of(plan, patch, tap);
     const bool mixes = MIXES && (!ROWS || mixes_row(batch.mix, first));
     if (ROWS) {
         row_at(plan, own, first, values);
@@ -150,8 +145,36 @@ static __global__ void patches_kernel(const __grid_constant__ struct patch_plan 
     }
     if (erases_last && ROWS)
         erase_row(plan, own.move->erase, first, values);
-    patches[i] = {pack<T>(values[0], values[1]), pack<T>(values[2], values[3]), pack<T>(values[4], values[5]),
-                  pack<T>(values[6], values[7])};
+    return {pack<T>(values[0], values[1]), pack<T>(values[2], values[3]), pack<T>(values[4], values[5]),
+            pack<T>(values[6], values[7])};
+}
+
+/* A thread computes GROUPS groups of TAPS adjacent values, which are in one row of a patch. GROUPS is 0 if
+ * the side of a patch is not a multiple of TAPS: then a thread computes one group, in one or more rows. */
+template <class T, bool MIXES, int GROUPS>
+static __global__ void patches_kernel(const __grid_constant__ struct patch_plan plan, const uint8_t *stored,
+                                      const __grid_constant__ struct device_batch batch, uint4 *patches)
+{
+    constexpr uint32_t EACH = GROUPS > 0 ? GROUPS : 1;
+    const uint32_t i = own_element();
+    if (i >= plan.count)
+        return;
+    const uint32_t j = plan.sample.quotient(i), part = i - j * plan.sample.by;
+    const uint32_t patch = plan.patch.quotient(part), tap = (part - patch * plan.patch.by) * EACH * TAPS;
+    const struct patch_source own = source_of(plan, stored, batch, j);
+    const struct patch_source partner = MIXES ? source_of(plan, stored, batch, plan.samples + j) : own;
+    const struct pixel first = pixel_of(plan, patch, tap);
+#pragma unroll
+    for (uint32_t g = 0; g < EACH; g++)
+        patches[(size_t)i * EACH + g] = taps_at<T, MIXES, (GROUPS > 0)>(
+            plan, batch, own, partner, patch, tap, {first.channel, first.y, first.x + g * TAPS});
+}
+
+template <class T, bool MIXES> static auto *patches_kernel_for(uint32_t patch)
+{
+    return patch % (2 * TAPS) == 0 ? patches_kernel<T, MIXES, 2>
+           : patch % TAPS == 0     ? patches_kernel<T, MIXES, 1>
+                                   : patches_kernel<T, MIXES, 0>;
 }
 
 template <class T>
@@ -159,18 +182,17 @@ enum status vit_patches(const struct data *data, const struct device_set *set,
                         const struct device_batch *batch, uint32_t count, uint32_t patch, T *patches,
                         cudaStream_t stream)
 {
-    const uint32_t groups = (uint32_t)(data->sample_values / TAPS), pixels = patch * patch;
+    const uint32_t each = patch % (2 * TAPS) == 0 ? 2 * TAPS : TAPS; /* values per thread */
+    const uint32_t parts = (uint32_t)(data->sample_values / each), pixels = patch * patch;
     const struct patch_plan plan = {gather_plan_of(data, set, count),
-                                    count * groups,
-                                    divider_of(groups),
-                                    divider_of(data->shape.channels * pixels / TAPS),
+                                    count * parts,
+                                    divider_of(parts),
+                                    divider_of(data->shape.channels * pixels / each),
                                     divider_of(data->shape.width / patch),
                                     divider_of(patch),
                                     divider_of(pixels)};
-    const bool mixes = batch->mix.share < 1;
-    auto *kernel = patch % TAPS == 0 ? mixes ? patches_kernel<T, true, true> : patches_kernel<T, false, true>
-                   : mixes ? patches_kernel<T, true, false>
-                                     : patches_kernel<T, false, false>;
+    auto *kernel =
+        batch->mix.share < 1 ? patches_kernel_for<T, true>(patch) : patches_kernel_for<T, false>(patch);
     kernel<<<blocks_for(plan.count), BLOCK, 0, stream>>>(plan, static_cast<const uint8_t *>(set->values),
                                                          *batch, reinterpret_cast<uint4 *>(patches));
     return CUDA_LAUNCHED("patches_kernel");
@@ -198,14 +220,14 @@ enum status vit_factors(const struct vit_path *layers, uint32_t layer_count, uin
 
 /* ---- Backward ---- */
 
-/* Samples begin .. end - 1 are those of part blockIdx.y. */
+/* Samples begin .. end - 1 are those of part blockIdx.y of gridDim.y. */
 struct sample_part {
     uint32_t begin, end;
 };
 
 static __device__ __forceinline__ struct sample_part own_part(uint32_t samples)
 {
-    const uint32_t each = (samples + VIT_SAMPLE_PARTS - 1) / VIT_SAMPLE_PARTS;
+    const uint32_t each = (samples + gridDim.y - 1) / gridDim.y;
     const uint32_t begin = blockIdx.y * each, end = begin + each;
     return {begin, end < samples ? end : samples};
 }
@@ -233,8 +255,7 @@ static __global__ void tokens_back_kernel(const struct vit_rows rows, const uint
 
 template <class T>
 enum status vit_tokens_backward(const struct vit_rows *rows, const T *deltas, float *positions,
-                                float *class_token, T *patch_deltas, struct vit_sums *sums,
-                                cudaStream_t stream)
+                                T *patch_deltas, struct vit_sums *sums, cudaStream_t stream)
 {
     const uint32_t values = rows->tokens * rows->width;
     const struct vit_sum sum = {NULL, VIT_SAMPLE_PARTS, 1, values, {positions}};
@@ -242,12 +263,7 @@ enum status vit_tokens_backward(const struct vit_rows *rows, const T *deltas, fl
         *rows, reinterpret_cast<const uint32_t *>(deltas), reinterpret_cast<float2 *>(vit_sums_room(sums)),
         reinterpret_cast<uint32_t *>(patch_deltas));
     CUDA_TRY_LAUNCH("tokens_back_kernel");
-    TRY(vit_sums_add(sums, &sum));
-    TRY(vit_sums_finish(sums, stream));
-    CUDA_TRY(
-        cudaMemcpyAsync(class_token, positions, rows->width * sizeof *positions, cudaMemcpyDeviceToDevice,
-                        stream)); /* class token and first position are added, so their gradients are equal */
-    return STATUS_OK;
+    return vit_sums_add(sums, &sum);
 }
 
 /* A thread processes one class, over a part of the samples. */
@@ -276,8 +292,8 @@ template <class T>
 static enum status logits_backward(const float *deltas, uint32_t count, uint32_t classes, uint32_t apart,
                                    T *rounded, float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
-    const struct vit_sum sum = {NULL, VIT_SAMPLE_PARTS, 1, classes, {bias}};
-    logits_back_kernel<T><<<dim3(blocks_for(apart), VIT_SAMPLE_PARTS), BLOCK, 0, stream>>>(
+    const struct vit_sum sum = {NULL, VIT_CLASS_PARTS, 1, classes, {bias}};
+    logits_back_kernel<T><<<dim3(blocks_for(apart), VIT_CLASS_PARTS), BLOCK, 0, stream>>>(
         deltas, count, classes, apart, rounded, vit_sums_room(sums));
     CUDA_TRY_LAUNCH("logits_back_kernel");
     return vit_sums_add(sums, &sum);
@@ -337,13 +353,13 @@ enum status vit_head_backward(struct vit_multiplier *multiplier, const struct vi
     TRY(logits_backward<T>(deltas, linear.rows, linear.out, head->apart, rounded, bias, sums, stream));
     if (head->wide_inputs) {
         TRY(vit_linear_weights<float>(multiplier, &linear, deltas, head->wide_inputs, weight, stream));
-        TRY(vit_linear_inputs<float>(multiplier, &linear, deltas, head->wide_weights, head->wide_deltas,
+        TRY(vit_linear_inputs<float>(multiplier, &linear, 0, deltas, head->wide_weights, head->wide_deltas,
                                      stream));
         return vit_round<T>(head->wide_deltas, (size_t)linear.rows * linear.in, in_deltas, stream);
     }
     linear.apart = head->apart;
     TRY(vit_linear_weights<T>(multiplier, &linear, rounded, inputs, weight, stream));
-    return vit_linear_inputs<T>(multiplier, &linear, rounded, head->weights, in_deltas, stream);
+    return vit_linear_inputs<T>(multiplier, &linear, 0, rounded, head->weights, in_deltas, stream);
 }
 
 EACH_HALF(vit_patches)
