@@ -952,7 +952,7 @@ static void count_memory(struct train train, bool plans, struct memory_account *
     contender->engine->close(state);
 }
 
-#define LOOKS 10 /* other processes on the GPU also take and return memory */
+#define LOOKS 100 /* other processes on the GPU also take and return memory */
 
 /* Returns whether a plan has the same bytes in all parts as the allocations, and leaves no memory in use. */
 static bool plans_memory(const struct train *train)

@@ -142,7 +142,7 @@ device_addresses() { # variant, model
     local name=$work/device-$1
     on_ranks 2 --data digits --variant "$1" --model "$2" --sync mpi --train-size 500 --batch 16 --epochs 2 --export "$name-1" || return
     LD_PRELOAD=$work/mpi_cuda.so on_ranks 2 --data digits --variant "$1" --model "$2" --sync mpi-cuda --train-size 500 --batch 16 \
-        --epochs 2 --verify --verify-steps 12 --export "$name-2" 2>"$name.err" || { cat "$name.err" && return 1; }
+        --epochs 2 --export "$name-2" 2>"$name.err" || { cat "$name.err" && return 1; }
     cat "$name.err" &&
         grep -q 'mpi_cuda: [1-9][0-9]* sums of [1-9][0-9]* bytes in device memory' "$name.err" && cmp "$name-1" "$name-2"
 }

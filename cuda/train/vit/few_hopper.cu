@@ -19,6 +19,7 @@
 #define APART      40 /* distance between rows of sums, so that a warp's stores are in different banks */
 #define SPLIT_MAX  4
 #define FEW_WIDTH  768 /* maximum width: 170 KB of shared memory */
+#define TINY_WIDTH 192 /* of vit-tiny */
 
 /* Shared memory: inputs and weights (tiles), sums (warpgroup, row, column), and the weight and bias of the
  * normalisation. */
@@ -203,9 +204,12 @@ enum status few_hopper_fits(const struct vit_rows *rows, uint32_t hidden, bool *
     CUDA_TRY(cudaGetDevice(&device));
     CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     TRY(on_hopper(fits));
-    const uint32_t width = rows->width, parts = (rows->samples * rows->tokens - 1) / BLOCK_ROWS + 1;
+    const uint32_t width = rows->width, count = rows->samples * rows->tokens,
+                   parts = (count - 1) / BLOCK_ROWS + 1;
+    /* Gemms of cuBLASLt are faster if a layer has more work than the most rows of vit-tiny. */
     *fits = *fits && width % TILE_WIDTH == 0 && width <= FEW_WIDTH && hidden == SPLIT_MAX * width &&
-            rows->samples * rows->tokens <= VIT_FEW_ROWS &&
+            count <= VIT_FEW_ROWS &&
+            (uint64_t)count * width * width <= (uint64_t)VIT_FEW_ROWS * TINY_WIDTH * TINY_WIDTH &&
             (uint64_t)parts * (width / COLUMNS) <= (uint32_t)processors;
     return STATUS_OK;
 }

@@ -260,7 +260,8 @@ template <class T> struct vit_few {
     bool gelu;                            /* without a shortcut */
     T *outputs;
 };
-#define VIT_FEW_ROWS 1408 /* maximum number of rows: 7 images of vit-tiny, which fill an H200 */
+#define VIT_FEW_ROWS \
+    1408 /* maximum number of rows: 7 images of vit-tiny, which fill an H200; less if wider */
 /* Sets `*fits` to whether vit_few_linear() works, and is fast, for all linear layers of a block with `hidden`
  * hidden values. */
 enum status vit_few_fits(const struct vit_rows *rows, uint32_t hidden, bool *fits);
