@@ -467,8 +467,11 @@ static bool load_applies(const void *parameters_, const struct variant *variant,
     const bool decodes = cpu || traits->decodes, streams = traits->streams;
     if (variant && streams && IS("mean", "std", "dtype", "layout"))
         return false;
-    if (IS("color-jitter", "color-jitter-p", "grayscale", "blur", "blur-kernel", "blur-sigma", "axes",
-           "lanes", "prefetch"))
+    if (IS("color-jitter-p"))
+        return streams && parameters->color.jitter;
+    if (IS("blur-kernel", "blur-sigma"))
+        return streams && parameters->color.blur > 0;
+    if (IS("color-jitter", "grayscale", "blur", "axes", "lanes", "prefetch"))
         return streams;
     if (IS("device-share"))
         return (!variant || parameters->out_res) && device && streams;
