@@ -455,6 +455,22 @@ Test(cli, columns_are_described_with_choices_units_and_without_other_options)
     cr_expect(strstr(out, ",f32 f16 bf16 fp8 nvfp4 mxfp4,"), "%s", out);
 }
 
+/* Readers of CSV lose one of two columns of the same name. */
+Test(cli, columns_of_a_schema_have_different_names)
+{
+    size_t count = 0;
+    run_well("--columns --format csv");
+    for (const char *line = strchr(out, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
+        const char *schema = strchr(line, ',') + 1, *name = strchr(schema, ',') + 1;
+        const int length = (int)(strchr(name, ',') + 1 - schema);
+        char wanted[128];
+        snprintf(wanted, sizeof wanted, ",%.*s", length, schema);
+        cr_expect(!strstr(line + 1 + (schema - line), wanted), "twice: %s", wanted);
+        count++;
+    }
+    cr_expect(count > 500);
+}
+
 Test(cli, refuses_impossible_outputs)
 {
     static const struct refusal refusals[] = {

@@ -506,7 +506,7 @@ static const struct {
      "bad.csv, line 3: 88 fields where the header has 89; repair or delete this row"},
     {"head -3 $F | sed 's,^synth/8,synth/99,'",
      "bad.csv, line 2: unknown schema 'synth/99' (known: synth/8, "
-     "load/14, ops/2, train/12, infer/8, exchange/1, steps/1, monitor/2)"},
+     "load/14, ops/2, train/13, infer/8, exchange/1, steps/1, monitor/2)"},
     {"head -3 $F | sed '3s,^synth/8,synth/3,'", "bad.csv, line 3: schema 'synth/3' after rows of 'synth/8'"},
     {"head -3 $F | sed '1s/time_median_s/median/'", "bad.csv, line 2: time_median_s is '', not a number"},
     {"head -3 $F; head -3 $F", "bad.csv, line 4: a second header; delete this line"},

@@ -25,8 +25,8 @@ Test(figures_train, figures_of_learning_draw_one_job)
     shell(SELECT "learning_loss >/dev/null && cat $D/work/learning_loss.vars");
     cr_expect(says("series = 3") && says("train-omp") && says("torch-cpu") && !says("train-graph"), "%s",
               out);
-    SHELL(2, "sed -i 's|^train/12|train/13|' $D/results/other.csv && " SELECT "learning_loss");
-    EXPECT_OUT("other.csv, line 2: unknown schema 'train/13'");
+    SHELL(2, "sed -i 's|^train/13|train/14|' $D/results/other.csv && " SELECT "learning_loss");
+    EXPECT_OUT("other.csv, line 2: unknown schema 'train/14'");
 }
 
 /* The figure has one line per run in a file of --log. If a resumed run repeats steps, the later rows count.
@@ -201,7 +201,7 @@ Test(figures_train, sets_of_the_pretraining_are_compared)
              "scripts/figures/fine_tuning.py $D/few.csv");
     EXPECT_OUT(", 1 of 2 seeds |");
     SHELL(2,
-          "sed '2s|^train/12|load/14|' tests/data/formulas/rows.csv > $D/results/formulas/rows.csv; " SELECT
+          "sed '2s|^train/13|load/14|' tests/data/formulas/rows.csv > $D/results/formulas/rows.csv; " SELECT
           "fine_tuning_sets");
     EXPECT_OUT("rows.csv, line 2: schema 'load/14' is not of training; move this file away");
     shell("rm -r $D/results/formulas; " SELECT "--reference $D/reference fine_tuning_sets");

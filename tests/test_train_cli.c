@@ -50,7 +50,7 @@ Test(train_cli, each_epoch_has_one_row)
     EXPECT(0, "$P " SMALL "--epochs 3 --format csv --verify");
     cr_expect_eq(count_of(out, "\n"), 4, "%s", out);
     for (size_t row = 1; row <= 3; row++) {
-        cr_expect_str_eq(value(out, row, "schema"), "train/12");
+        cr_expect_str_eq(value(out, row, "schema"), "train/13");
         cr_expect_str_eq(value(out, row, "wrong"), "0");
         cr_expect_eq(number(out, row, "epoch"), (double)row);
         cr_expect(number(out, row, "items") == 200 && number(out, row, "steps") == 13);
@@ -61,7 +61,7 @@ Test(train_cli, each_epoch_has_one_row)
         cr_expect(number(out, row, "train_loss") > 0 && number(out, row, "data_share") < 1);
         cr_expect_str_eq(value(out, row, "momentum"), ""); /* only SGD has a momentum */
         cr_expect_str_eq(value(out, row, "skipped_steps"), "");
-        cr_expect_str_eq(value(out, row, "loss_scale"), "");
+        cr_expect_str_eq(value(out, row, "loss_scale_last"), "");
     }
     cr_expect(number(out, 3, "train_loss") < number(out, 1, "train_loss"));
     cr_expect(number(out, 3, "trained_s") > number(out, 1, "trained_s"));

@@ -320,7 +320,7 @@ jpeg_epochs() {
 scaled() { # the scale grows by a factor of 4 after steps 3 and 6 of 8
     "$bench" --variant "train-$engine" --model "$small" --data digits --train-size 80 --test-size 9 --batch 10 --epochs 1 \
         --loss-scale 1024 --loss-scale-growth 4 --loss-scale-backoff 0.25 --loss-scale-interval 3 --out "$work/scaled.csv" &&
-        [[ $(columns "$work/scaled.csv" 'loss_scale skipped_steps') == '16384 0 ' ]]
+        [[ $(columns "$work/scaled.csv" 'loss_scale_last skipped_steps') == '16384 0 ' ]]
 }
 overflowed() { # the first scale overflows; the steps are skipped, their layer is named, and the run resumes with the same bits
     local run=("$bench" --variant "train-$engine" --model "$small" --data digits --train-size 80 --test-size 9 --batch 10

@@ -122,7 +122,7 @@ def check_gradients(variants, arguments, device):
 # Columns that PyTorch's rows leave empty.
 OURS_ALONE = ("flops", "bytes", "peak_flops_per_s", "peak_bytes_per_s", "bound", "roofline_share",
               "sm_clock_mhz", "memory_clock_mhz", "energy_j_per_item", "instruction_set", "speedup", "baseline",
-              "data_share", "throttled", "wrong", "skipped_steps", "loss_scale", "generate_share", "generated_per_s",
+              "data_share", "throttled", "wrong", "skipped_steps", "loss_scale_last", "generate_share", "generated_per_s",
               "opening_s", "imbalance", "exchange_share")
 
 

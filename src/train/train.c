@@ -1932,7 +1932,7 @@ static const char *train_folder(const void *input)
 
 const struct workload workload_train = {
     .name = "train",
-    .schema = "train/12",
+    .schema = "train/13",
     .summary = "trains a network to classify, epoch by epoch",
     .item = "samples",
     .options = options,

@@ -66,7 +66,7 @@ const struct column train_columns[] = {
     {"init", VALUE_WORD, COMBINE_FIRST, "", .about = "hash of the parameters that --init started from"},
     {"skipped_steps", VALUE_INTEGER, COMBINE_FIRST, "",
      .about = "steps of the epoch that loss scaling skipped"},
-    {"loss_scale", VALUE_REAL, COMBINE_FIRST, "", .about = "scale of the loss after the epoch"},
+    {"loss_scale_last", VALUE_REAL, COMBINE_FIRST, "", .about = "scale of the loss after the epoch"},
     {"exchange", VALUE_WORD, COMBINE_FIRST, "", .about = "how the ranks add up their gradients"},
     {"exchange_share", VALUE_REAL, COMBINE_MAX, "",
      .about = "share of the epoch's time in which this rank exchanged gradients", .digits = 4},
@@ -281,7 +281,7 @@ enum status train_measure(const void *input, const struct variant *variant, void
     row_text(row, "init", opened->init);
     if (epoch.scales_loss) {
         row_count(row, "skipped_steps", epoch.totals.skipped);
-        row_real(row, "loss_scale", epoch.loss_scale);
+        row_real(row, "loss_scale_last", epoch.loss_scale);
         row_text(row, "overflow_layers", epoch.overflows);
     }
     row_text(row, "exchange", epoch.exchange);
