@@ -233,6 +233,7 @@ Test(env, maximum_clock_is_unknown_without_a_number, .init = make_folder, .fini 
     cr_expect(zero(dbl, env_max_clock_hz(folder)));
 }
 
+#ifdef __x86_64__
 /* Measures the clock with rotations, which take one cycle each, in place of multiplications. */
 static double rotation_clock_hz(void)
 {
@@ -258,6 +259,7 @@ Test(env, measures_the_clock_of_all_threads)
     }
     cr_expect_lt(closest, 0.03, "differs by %.3g from the clock that rotations show", closest);
 }
+#endif
 
 Test(nvml, reads_a_gpu)
 {

@@ -231,7 +231,10 @@ static enum status open_shards(struct shards_gpu *shards, const struct resources
         TRY(map_all(shards));
         pin_s = timer_now_s() - begin_s;
     }
-    uint64_t chunk_bytes = shards->pins ? load_pinned_chunk(load, resources->threads) : load->chunk_bytes;
+    bool pinned = false; /* small shards are not pinned */
+    for (uint32_t f = 0; shards->pins && f < load->dataset->file_count; f++)
+        pinned |= shards->mappings[f].pinned;
+    uint64_t chunk_bytes = pinned ? load_pinned_chunk(load, resources->threads) : load->chunk_bytes;
     TRY(ring_open(&shards->ring, resources, load, chunk_bytes, &shards_gpu_type));
     shards->ring.delivery.result.pin_s = pin_s;
     return guard_open(&shards->guard);

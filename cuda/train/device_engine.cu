@@ -630,7 +630,7 @@ enum status device_engine_evaluate(void *state, enum data_part part, uint32_t fi
 {
     struct device_engine *engine = engine_of(state);
     const uint32_t batch = engine->capacity, classes = engine->train->model->classes;
-    /* A copy to pinned memory does not wait on the host before the kernels have ended. */
+    /* A copy to pageable memory would block the host until the kernels have ended. */
     const bool pinned = engine->results && count <= batch;
     CUDA_TRY(cudaSetDevice(engine->device));
     for (uint32_t done = 0; done < count; done += batch) {

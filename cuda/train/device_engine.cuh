@@ -34,8 +34,8 @@ struct device_engine_functions {
  * alone cannot fill the GPU at the end of its kernels, nor can training. */
 struct device_ahead {
     cudaStream_t stream; /* of the lowest priority; NULL: each step augments its own samples */
-    cudaEvent_t ready,
-        taken; /* the samples are in `set`; they have been gathered, so it may be overwritten */
+    cudaEvent_t ready;   /* the samples are in `set` */
+    cudaEvent_t taken;   /* they have been gathered, so `set` may be overwritten */
     struct device_batch batch;
     struct device_set set;
     bool prepared; /* the samples of the next step were enqueued */
@@ -109,7 +109,7 @@ enum status device_engine_open_learning(struct device_engine *engine);
  * scaling, divides the gradients by the scale before, and the device decides whether to apply the update. */
 enum status device_engine_update(struct device_engine *engine, const struct update *update);
 
-/* device_engine_stop() makes the device current and waits for the engine's stream. The engine then releases
+/* device_engine_stop() makes the device current and waits for the engine's streams. The engine then releases
  * its own resources, and calls device_engine_close(), which does not free the state. Both functions ignore
  * errors, because nothing depends on them. */
 void device_engine_stop(struct device_engine *engine);

@@ -39,6 +39,13 @@ breaks() { # variant, state of the page cache, command that breaks a shard, opti
     fails_with 1 "$set/" "${runner[@]}" "$bench" --variant "$1" --data "$set" --cache "$2" --threads 4 --epochs 100 \
         --min-time 60 --max-time 90 "${@:4}"
 }
+# Most bytes of the shards must be copied to the GPU from the page cache, or none.
+pins() { # yes or no, options ...
+    local rows
+    rows=$(mktemp -d "$dir/pins-XXXXXX")/rows.csv
+    "$bench" --variant shards-gpu --data "$dir/middle-shards" --out "$rows" "${@:2}" &&
+        columns "$rows" pinned_share | awk -v wanted="$1" '{ if ((wanted == "yes") != ($1 > 0.5)) wrong = 1 } END { exit wrong || NR == 0 }'
+}
 make_set() { # layout, name, shards, options of --prepare ...
     local shards=(--shards "$3")
     [[ $1 == shards ]] || shards=()
@@ -326,9 +333,9 @@ else
         for options in '--threads 1' '--threads 2 --chunk 1000' '--threads 3 --chunk 600 --shuffle 7' \
             '--threads 16 --ring 3 --dtype raw --batch 31' '--threads 2 --epochs 3 --compute 1'; do
             read -ra words <<<"$options"
-            alone check "shards-gpu middle-shards, pinned, $options" "$bench" --variant shards-gpu --data "$dir/middle-shards" \
-                "${quick[@]/any/warm}" "${words[@]}"
+            alone check "shards-gpu middle-shards, pinned, $options" pins yes "${quick[@]/any/warm}" "${words[@]}"
         done
+        alone check 'shards-gpu middle-shards, --cache any, not pinned' pins no "${quick[@]}" --threads 2
         for decoder in $(decoders_here); do
             check_decoding "$decoder"
         done

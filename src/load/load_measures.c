@@ -76,7 +76,9 @@ const struct column load_columns[] = {
     {"pinned_share", VALUE_REAL, COMBINE_MIN, "",
      .about = "share of the bytes that the last timed run copied to the GPU directly from the page cache",
      .digits = DECIMALS(4)},
-    {"pin_s", VALUE_REAL, COMBINE_MAX, "s", .about = "time to map and pin the shards, before the first run",
+    {"pin_s", VALUE_REAL, COMBINE_MAX, "s",
+     .about = "time to map and pin the shards, before the first run; includes reading of what is not in the "
+              "page cache",
      .digits = 4},
     {.name = NULL},
 };

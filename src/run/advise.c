@@ -424,24 +424,28 @@ void advise_count_costs(const struct situation *situation, const struct candidat
 #define MIX_SHARE    (2.0 / 3) /* of the largest share with which steps do not wait, so that they never do */
 #define MIX_NEEDLESS 0.98      /* a rate from this share of the step's on needs no mixture */
 
-/* Chooses the share of the samples of a mixture that are read: MIX_SHARE of what the fastest way that reads
- * the set delivered during training, as --mix synth:auto does after a search that takes longer. */
-static enum status choose_share(const struct advice_question *question, const struct contender *contender,
-                                struct advise_pace *pace)
+/* Returns which share of the images that a step needs the fastest way that reads the set delivered. */
+static double readable_share(const struct advice_question *question, const struct contender *contender)
 {
     double best = 0;
     for (const struct contender *other = contender - contender->number; other < contender; other++)
         if (other->advice->measured && strcmp(other->candidate->variant, "load") == 0 &&
             other->advice->place != ADVISE_PREPARED)
             best = fmax(best, other->advice->reached_per_s[other->advice->rounds - 1]);
-    const double most = best / advise_needed(question);
-    if (!(most > 0))
+    return best / advise_needed(question);
+}
+
+/* Chooses the share of the samples of a mixture that are read: MIX_SHARE of what can be read, as --mix
+ * synth:auto does after a search that takes longer. */
+static enum status choose_share(double readable, struct advise_pace *pace)
+{
+    if (!(readable > 0))
         return status_set(STATUS_UNAVAILABLE, "no way that reads all images could be measured");
-    if (most > MIX_NEEDLESS)
+    if (readable > MIX_NEEDLESS)
         return status_set(STATUS_UNAVAILABLE,
                           "steps wait for at most %.0f %% of their time even if all images are read",
                           100 * (1 - MIX_NEEDLESS));
-    pace->share = fmax(0.01, MIX_SHARE * most);
+    pace->share = fmax(0.01, MIX_SHARE * readable);
     snprintf(pace->mix, sizeof pace->mix, "synth:%.4g,load:%.4g", 1 - pace->share, pace->share);
     return STATUS_OK;
 }
@@ -455,9 +459,9 @@ static enum status measure(struct situation *situation, double time_s, struct co
     struct advice_question *question = &situation->question;
     if (question->model) {
         if (candidate->place == ADVISE_MIXED && contender->pace.share == 0) {
-            enum status status = choose_share(question, contender, &contender->pace);
-            advice->dropped = status != STATUS_OK; /* another run would choose the same */
-            TRY(status);
+            const double readable = readable_share(question, contender);
+            advice->dropped = readable > MIX_NEEDLESS; /* other runs would not change that */
+            TRY(choose_share(readable, &contender->pace));
         }
         return advise_train_once(situation, candidate, time_s, &contender->pace, advice);
     }

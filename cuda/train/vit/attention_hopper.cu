@@ -392,11 +392,9 @@ template <class T> enum status hopper_fits(const struct vit_attention<T> *attent
 template <class T> enum status hopper_forward(const struct vit_attention<T> *attention, cudaStream_t stream)
 {
     const struct vit_rows *rows = &attention->rows;
-    int device, processors;
-    CUDA_TRY(cudaGetDevice(&device));
-    CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    const uint32_t heads = attention->heads * rows->samples,
-                   parts = 2 * heads <= (uint32_t)processors ? 2 : 1;
+    uint32_t processors;
+    TRY(processors_of(&processors));
+    const uint32_t heads = attention->heads * rows->samples, parts = 2 * heads <= processors ? 2 : 1;
     const struct early_launch launch = {dim3(attention->heads, rows->samples, parts), 128 * FORWARD_GROUPS,
                                         sizeof(struct forward_memory), 1};
     return launch_early(hopper_kernel<T>, &launch, stream, attention->inputs, rows->tokens, rows->width,
@@ -412,11 +410,9 @@ enum status hopper_backward(const struct vit_attention<T> *attention, const T *o
         attention->inputs, attention->outputs, out_deltas, attention->logs, rows->samples, rows->tokens,
             rows->width, in_deltas, partial
     };
-    int device, processors;
-    CUDA_TRY(cudaGetDevice(&device));
-    CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    const uint32_t fit = ((uint32_t)processors - attention->spared) / attention->heads,
-                   most = fit > 0 ? fit : 1;
+    uint32_t processors;
+    TRY(processors_of(&processors));
+    const uint32_t most = blocks_beside(processors, attention->spared, attention->heads);
     const struct launch launch = {dim3(attention->heads, rows->samples < most ? rows->samples : most),
                                   128 * BACK_GROUPS, sizeof(struct back_memory)};
     TRY(allow(hopper_back_kernel<T>, &launch));

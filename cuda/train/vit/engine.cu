@@ -693,7 +693,7 @@ static vit_few<T> few_of(const struct vit<T> *vit, const struct layer *layer, ui
             .outputs = outputs};
 }
 
-/* Does what the loop of vit_forward() does, for inference with few rows. */
+/* Does what blocks_forward() does, for inference with few rows. */
 template <class T> static enum status few_forward(struct vit<T> *vit, uint32_t count)
 {
     const float *parameters = vit->state.parameters;
@@ -1212,6 +1212,8 @@ template <class T> static void vit_close(void *state)
 {
     struct vit<T> *vit = vit_at<T>(state);
     device_engine_stop(vit);
+    if (vit->side.stream) /* a failed stage of a pipeline may not have joined it */
+        (void)cudaStreamSynchronize(vit->side.stream);
     for (struct vit_graphs &graphs : vit->graphs)
         graphs_close(&graphs);
     vit_multiplier_close(vit->multiplier);

@@ -200,9 +200,8 @@ static __global__ void __launch_bounds__(THREADS)
 
 enum status few_hopper_fits(const struct vit_rows *rows, uint32_t hidden, bool *fits)
 {
-    int device, processors;
-    CUDA_TRY(cudaGetDevice(&device));
-    CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    uint32_t processors;
+    TRY(processors_of(&processors));
     TRY(on_hopper(fits));
     const uint32_t width = rows->width, count = rows->samples * rows->tokens,
                    parts = (count - 1) / BLOCK_ROWS + 1;
@@ -210,7 +209,7 @@ enum status few_hopper_fits(const struct vit_rows *rows, uint32_t hidden, bool *
     *fits = *fits && width % TILE_WIDTH == 0 && width <= FEW_WIDTH && hidden == SPLIT_MAX * width &&
             count <= VIT_FEW_ROWS &&
             (uint64_t)count * width * width <= (uint64_t)VIT_FEW_ROWS * TINY_WIDTH * TINY_WIDTH &&
-            (uint64_t)parts * (width / COLUMNS) <= (uint32_t)processors;
+            (uint64_t)parts * (width / COLUMNS) <= processors;
     return STATUS_OK;
 }
 

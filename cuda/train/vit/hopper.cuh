@@ -335,6 +335,24 @@ struct early_launch {
     uint32_t cluster;        /* blocks per cluster, along x */
 };
 
+/* The number of multiprocessors of the current device. */
+static inline enum status processors_of(uint32_t *processors)
+{
+    int device, count;
+    CUDA_TRY(cudaGetDevice(&device));
+    CUDA_TRY(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    *processors = (uint32_t)count;
+    return STATUS_OK;
+}
+
+/* How many blocks of a row of a grid fit beside `spared` multiprocessors. Nothing is spared on a small part
+ * of a GPU. */
+static inline uint32_t blocks_beside(uint32_t processors, uint32_t spared, uint32_t rows)
+{
+    const uint32_t fit = (processors > 2 * spared ? processors - spared : processors) / rows;
+    return fit > 0 ? fit : 1;
+}
+
 /* Launches a kernel that calls wait_for_previous(). CUDA before 12.3 does not capture such launches in
  * graphs; the kernel then starts when the one before it has ended. */
 template <class... Parameters, class... Arguments>

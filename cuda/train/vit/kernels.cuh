@@ -16,8 +16,9 @@
 #define VIT_CLASS_PARTS  32   /* number of partial sums per class */
 #define VIT_WIDTH_MAX    1024 /* maximum width of a token */
 
-/* vit_weights_backward() can run at the same time as other kernels of the backward pass. It then uses at most
- * so many multiprocessors. Other kernels leave them free: their argument `spared` is this number or 0. */
+/* vit_weights_backward() can run at the same time as other kernels of the backward pass. It then has at most
+ * VIT_SIDE_BLOCKS blocks for the layers of a block. Other kernels leave so many multiprocessors free: their
+ * argument `spared` is this number or 0. */
 #define VIT_SIDE_BLOCKS 36
 
 /* The rows of a batch. */

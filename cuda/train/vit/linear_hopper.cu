@@ -247,10 +247,9 @@ static enum status launch(const struct linear_plan<T> *plan, uint32_t columns, u
                           cudaStream_t stream)
 {
     const size_t bytes = sizeof(struct linear_memory<TILES>);
-    int device, processors;
-    CUDA_TRY(cudaGetDevice(&device));
-    CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    const uint32_t fit = ((uint32_t)processors - spared) / columns, most = fit > 0 ? fit : 1;
+    uint32_t processors;
+    TRY(processors_of(&processors));
+    const uint32_t most = blocks_beside(processors, spared, columns);
     const dim3 grid(plan->units < most ? plan->units : most, columns);
     TRY(allow_shared(linear_kernel<T, TILES, BACK>, bytes));
     linear_kernel<T, TILES, BACK><<<grid, 128 * GROUPS + 128, bytes, stream>>>(*plan);
@@ -287,10 +286,9 @@ template <class T, int TILES>
 static enum status launch_branch(const struct branch_plan<T> *plan, cudaStream_t stream)
 {
     const size_t bytes = sizeof(struct branch_memory<TILES>);
-    int device, processors;
-    CUDA_TRY(cudaGetDevice(&device));
-    CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    const uint32_t most = (uint32_t)processors, blocks = plan->units < most ? plan->units : most;
+    uint32_t processors;
+    TRY(processors_of(&processors));
+    const uint32_t blocks = plan->units < processors ? plan->units : processors;
     TRY(allow_shared(branch_kernel<T, TILES>, bytes));
     branch_kernel<T, TILES><<<blocks, 128 * GROUPS, bytes, stream>>>(*plan);
     return CUDA_LAUNCHED("branch_kernel");

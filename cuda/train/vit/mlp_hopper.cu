@@ -506,15 +506,6 @@ enum status mlp_hopper_fits(const struct vit_linear *first, bool *fits)
     return STATUS_OK;
 }
 
-static enum status processors_of(uint32_t *processors)
-{
-    int device, count;
-    CUDA_TRY(cudaGetDevice(&device));
-    CUDA_TRY(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    *processors = (uint32_t)count;
-    return STATUS_OK;
-}
-
 /* Sets the number of sets of GROUPS groups, and returns the number of blocks. */
 template <int GROUPS> static uint32_t blocks_of(uint32_t rows, uint32_t processors, uint32_t *sets)
 {

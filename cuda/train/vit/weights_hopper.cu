@@ -1,8 +1,8 @@
 /* The gradients of the weights of up to four linear layers in one launch, for compute capability 9.0 and
  * tokens of at most 192 values. A gradient is the product deltas^T inputs. It is divided into square tiles as
  * wide as a token, so that few values are loaded several times. An item of work adds up a tile over a part of
- * the rows, and writes a partial sum. All blocks run at the same time, and each has a multiprocessor of its
- * own.
+ * the rows, and writes a partial sum. All blocks run at the same time; with tiles of 192, each has a
+ * multiprocessor of its own.
  *
  * The rows are divided into units of HEIGHT rows. The items of a tile take units in turn, and begin with the
  * last unit: the previous kernel has just written the last rows, so they may still be in L2. */
