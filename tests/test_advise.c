@@ -509,6 +509,18 @@ static const struct advice_question *trained(struct advice *advice, double live,
     return &question;
 }
 
+/* A prepared set has other images, so it does not stand in for the set if that could not be read. */
+Test(advise, a_set_that_cannot_be_read_leaves_the_verdict_undecided)
+{
+    struct advice advice[4];
+    const struct advice_question *question = trained(advice, 20000, 20100);
+    cr_expect(advise_decide(question, advice, 3).decided);
+    advice[3] = (struct advice){.name = "shards from memory", .variant = "load", .place = ADVISE_MEMORY};
+    advise_miss(&advice[3]);
+    struct advice_decision decision = advise_decide(question, advice, 4);
+    cr_expect(!decision.decided && decision.rival == 4);
+}
+
 /* The limit is faster than all ways, but delivers no images. */
 Test(advise, the_step_without_input_is_never_best)
 {
@@ -802,6 +814,12 @@ Test(advise, with_a_network_the_values_are_those_of_training_runs)
         2, "--compute train:logreg: a sample has 8 images; give the time of a step: --compute MS",
         "$P --prepare v --samples 2 --sample-shape 3,8,16,16 >v.txt; CUDA_VISIBLE_DEVICES= $P advise "
         "--data v --compute train:logreg");
+    expect_refused(2, "--exchange-rows gone.csv: No such file",
+                   "CUDA_VISIBLE_DEVICES= $P advise --data d --compute train:logreg --batch 4 --out-res 16 "
+                   "--time 4 --nodes 3 --exchange-rows gone.csv");
+    /* Rows of another advise in the same folder would be taken for own ones. */
+    EXPECT(124, "timeout 2 flock rows $P advise --data d --compute 5 --out rows 2>&1");
+    EXPECT_OUT("rows: waiting for process");
 }
 
 /* GPU variants are in the table even if they cannot run. The CPU variants deliver decoded images. */

@@ -249,7 +249,7 @@ static enum status check_combination(const struct options *given, struct load_pa
     static const char *const of_blur[] = {"blur-kernel", "blur-sigma"};
     for (size_t i = 0; i < COUNT_OF(of_blur); i++)
         if (!(parameters->color.blur > 0) && options_given(given, of_blur[i]))
-            return status_option(STATUS_USAGE, of_blur[i], " requires --blur P; add it");
+            return status_option(STATUS_USAGE, of_blur[i], " requires --blur P above 0; add it");
     struct jitter color;
     struct crop_range range;
     TRY(jitter_read(&parameters->color, &color));

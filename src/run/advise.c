@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -951,15 +952,24 @@ static enum status open_set(struct situation *situation)
 
 /* ---- The whole command ---- */
 
-/* Creates the folder of --out before anything is measured. */
+/* Creates the folder of --out before anything is measured. Locks it until the end of the process: the rows of
+ * a run are the last ones of a file in it, so another process must not append any. */
 static enum status make_out(const char *folder)
 {
     struct stat info;
-    if (folder && mkdir(folder, 0777) != 0 && errno != EEXIST)
+    bool locked;
+    if (!folder)
+        return STATUS_OK;
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         return status_set(STATUS_USAGE, "--out %s: cannot create the folder: %s", folder, strerror(errno));
-    if (folder && stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
+    if (stat(folder, &info) == 0 && !S_ISDIR(info.st_mode))
         return status_set(STATUS_USAGE, "--out %s: this is a file; name a folder", folder);
-    return STATUS_OK;
+    if (access(folder, W_OK) != 0)
+        return status_set(STATUS_USAGE, "--out %s: cannot write to the folder: %s", folder, strerror(errno));
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return status_set(STATUS_USAGE, "--out %s: cannot open the folder: %s", folder, strerror(errno));
+    return lock_take(fd, folder, LOCK_EX, &locked);
 }
 
 /* Reads --compute: the time of a step, or the network whose step measure_step() measures. */

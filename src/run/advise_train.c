@@ -3,6 +3,7 @@
 #define _GNU_SOURCE /* for posix_fadvise() and ftw() */
 #endif
 
+#include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <inttypes.h>
@@ -407,10 +408,12 @@ static enum status exchange_here(const struct situation *situation, const char *
         if (status == STATUS_OK || status_exit(status) == STATUS_FAILED)
             return status;
     }
-    return status_set(STATUS_UNAVAILABLE,
-                      "mpirun -n 2 fdsl-bench --workload exchange --bytes %s failed; run it to see why, or "
-                      "give rows of your nodes with --exchange-rows",
-                      bytes);
+    return status_set(
+        STATUS_UNAVAILABLE,
+        "mpirun -n 2 fdsl-bench --workload exchange --variant mpi --bytes %s failed; run it to see "
+        "why, or "
+        "give rows of your nodes with --exchange-rows",
+        bytes);
 }
 
 /* Sets exchange_s from rows of the workload exchange: those whose number of ranks and whose size come
@@ -421,6 +424,8 @@ static enum status read_exchange(const char *path, struct advice_question *quest
     CLOSED_BY(table_free) struct table table = {0};
     double values[ADVISE_ROUNDS_MAX], nodes = question->nodes, nearest = INFINITY;
     size_t count = 0;
+    if (access(path, R_OK) != 0)
+        return status_value(STATUS_USAGE, "exchange-rows", path, ": %s", strerror(errno));
     TRY(table_read(path, &table));
     for (size_t row = 0; row < table.rows; row++) {
         const char *rank = table_cell(&table, row, table_column(&table, "rank"));

@@ -299,9 +299,16 @@ struct advice_decision advise_decide(const struct advice_question *question, con
         if (verdict != VERDICT_BETTER)
             break;
     }
-    bool reads = false; /* whether a way that reads the set was measured */
-    for (size_t i = 0; i < count; i++)
-        reads |= competes(&advice[i]) && advice[i].place != ADVISE_GENERATED;
+    /* Whether a way that reads was measured: one that reads the set itself, if there is any in the table. */
+    bool reads = false, listed = false;
+    for (size_t i = 0; i < count; i++) {
+        const bool own = advice[i].place != ADVISE_GENERATED && advice[i].place != ADVISE_CONSTANT &&
+                         advice[i].place != ADVISE_PREPARED;
+        if (own && !listed)
+            reads = false;
+        listed |= own;
+        reads |= competes(&advice[i]) && (own || (!listed && advice[i].place == ADVISE_PREPARED));
+    }
     if (!reads) { /* nothing that was measured competes with generating */
         decision.decided = false;
         decision.rival = count;
@@ -783,9 +790,14 @@ static void print_nodes(const struct advice_question *question, const struct adv
     printf("\n%-22s %-8s %10s %10s %10s\n", "way", "--feed", "images/s", "lowest", "highest");
     for (size_t i = 0; i < count; i++) {
         struct ratio rate = advise_on_nodes(question, &advice[i]);
-        if (advice[i].measured)
-            printf("%-22s %-8s %10.0f %10.0f %10.0f\n", advice[i].name, advice[i].variant, rate.value,
-                   rate.low, rate.high);
+        char low[32] = "-", high[32] = "-"; /* too few rounds */
+        if (!advice[i].measured)
+            continue;
+        if (!isnan(rate.low)) {
+            snprintf(low, sizeof low, "%.0f", rate.low);
+            snprintf(high, sizeof high, "%.0f", rate.high);
+        }
+        printf("%-22s %-8s %10.0f %10s %10s\n", advice[i].name, advice[i].variant, rate.value, low, high);
     }
 }
 
