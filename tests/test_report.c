@@ -49,7 +49,7 @@ Test(report, your_rows_come_first_and_every_workload_is_shown)
                "lenet --epochs 2\n");
     EXPECT_OUT("<pre>scripts/compare/pytorch.py --device cpu --modes resident --train-size 3000");
     EXPECT_OUT("<h3>inference, cnn, batch 4096, mnist",
-               "infer-cuda --checkpoint run --data mnist --batch 4096");
+               "infer-cuda --checkpoint run --data mnist --on-error fail --batch 4096");
     EXPECT_OUT("± 0.5 %", "± 7.4 %", "yes (not settled)");
     shell("grep -o '<h3>all-reduces[^<]*\\|<pre>[^<]*workload exchange[^<]*\\|<th[^>]*>busbw[^<]*' "
           "$D/report.html");
