@@ -818,7 +818,7 @@ Test(advise, with_a_network_the_values_are_those_of_training_runs)
                    "CUDA_VISIBLE_DEVICES= $P advise --data d --compute train:logreg --batch 4 --out-res 16 "
                    "--time 4 --nodes 3 --exchange-rows gone.csv");
     /* Rows of another advise in the same folder would be taken for own ones. */
-    EXPECT(124, "timeout 2 flock rows $P advise --data d --compute 5 --out rows 2>&1");
+    EXPECT(124, "timeout 6 flock rows $P advise --data d --compute 5 --out rows 2>&1");
     EXPECT_OUT("rows: waiting for process");
 }
 

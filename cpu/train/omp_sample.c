@@ -203,7 +203,7 @@ static void channels_forward(const struct net *net, const struct block *block, c
                                of + CHANNEL_SCALE * pitch, of + CHANNEL_SHIFT * pitch, out);
 }
 
-/* Runs a block before FLAT and its in-place layers for one sample. */
+/* Computes a block before FLAT, with its in-place layers, for one sample. */
 static void net_block_forward(const struct net *net, struct worker *worker, const struct block *block,
                               const struct passing *passing)
 {

@@ -717,7 +717,7 @@ struct remote_block {
     bool arrived, failed;      /* seen by the thread that waited for it */
     struct failure failure;    /* why it failed, for all threads that wait for it */
     uint32_t users;            /* threads that copy from the block, or wait for it */
-    bool unread;               /* it was asked for, and nobody has used it */
+    bool unread;               /* requested, but not used yet */
     uint8_t bytes[];
 };
 
@@ -790,7 +790,7 @@ static void drop(struct remote_blocks *blocks, struct remote_block *block)
 }
 
 /* Returns the block without users whose latest use is the longest ago: of those that have arrived, or of
- * those that nobody has waited for. NULL if there is none. */
+ * those without users. NULL if there is none. */
 static struct remote_block *find_unused(const struct remote_blocks *blocks, bool arrived)
 {
     struct remote_block *block = blocks->oldest;
@@ -872,8 +872,8 @@ static void receive(struct remote_blocks *blocks, struct remote_block *block)
     pthread_cond_broadcast(&blocks->changed);
 }
 
-/* Makes the caller a user of a block that nobody has waited for, waits for it, and drops it, unless other
- * threads use it then. */
+/* Makes the caller the user of a block without users, waits for the block, and drops it, unless other threads
+ * use it by then. */
 static void discard(struct remote_blocks *blocks, struct remote_block *block)
 {
     const struct failure latest = status_save(STATUS_FAILED); /* the caller may be about to report it */

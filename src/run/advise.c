@@ -969,7 +969,11 @@ static enum status make_out(const char *folder)
     const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return status_set(STATUS_USAGE, "--out %s: cannot open the folder: %s", folder, strerror(errno));
-    return lock_take(fd, folder, LOCK_EX, &locked);
+    TRY(lock_take(fd, folder, LOCK_EX, &locked));
+    if (!locked)
+        status_warn("--out %s: this file system has no locks; no other advise may write to this folder",
+                    folder);
+    return STATUS_OK;
 }
 
 /* Reads --compute: the time of a step, or the network whose step measure_step() measures. */

@@ -164,10 +164,9 @@ uint32_t share_search_choice(const struct share_search *search);
  * that reading has reached. 0 if that is not known. Pure. */
 double share_search_floor(const struct share_search *search);
 
-/* Returns the share of a probe's time by which waiting for samples that are read lengthens a step: its stalls
- * above that floor, but not more than the part by which the step is longer than expected. The expected
- * duration is linear in the share, between that of the smallest share and that of the largest one without its
- * stalls. Pure. */
+/* Returns the share of a probe's time in which a step waits for samples that are read: its stalls above that
+ * floor, but at most the time by which the step is longer than expected. The expected duration is linear in
+ * the share, between that of the smallest share and that of the largest one without its stalls. Pure. */
 double share_search_wait(const struct share_search *search, const struct share_probe *probe);
 
 #endif

@@ -231,7 +231,7 @@ enum status export_parameters(const struct train *train, const float *parameters
 enum status export_data(const struct train *train, const float *initial, const struct option_values *identity,
                         const char *path);
 
-/* Runs a step of an epoch on an engine whose state is `before`, writes the file, and restores the state. The
+/* `before` is the state of the engine. Runs a step of an epoch, writes the file, and restores the state. The
  * file holds `inputs` as the network sees them (augmented, normalised and mixed), `labels` (not if they
  * are multi-hot), `targets` (one probability per class) and `loss` (the mean). Each parameter has the tensors
  * before.NAME, gradient.NAME and after.NAME. Each dropout layer has factor.NAME, the factors that multiplied

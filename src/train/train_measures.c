@@ -1,5 +1,5 @@
-/* What a training run reports: the columns of its rows, the work of a run, a line on the terminal, and the
- * rows of --log. */
+/* The reports of a training run: columns of its rows, FLOPs and bytes, a line on the terminal, and rows of
+ * --log. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
