@@ -239,9 +239,9 @@ enum status advise_train_once(struct situation *situation, const struct candidat
     double samples = TRAINED_SHARE * (double)(prepared ? set->prepared_samples : set->measured_samples);
     double most = generated ? wanted : fmax(1, floor(samples / batch / share));
     double steps = fmax(1, fmin(ceil(wanted / EPOCHS_MIN), most));
-    double warm = situation->gpu && set->coded && !generated && !prepared
-                      ? ceil(fmax(WARM_STEPS, WARM_S / step_s) / steps)
-                      : 1;
+    /* A set in GPU memory is decoded in the first epoch only. */
+    bool decodes = situation->gpu && set->coded && !generated && !prepared && place != ADVISE_GPU_MEMORY;
+    double warm = decodes ? ceil(fmax(WARM_STEPS, WARM_S / step_s) / steps) : 1;
     double epochs = warm + fmin(fmax(ceil(wanted / steps), EPOCHS_MIN), EPOCHS_MAX);
     fill_training(situation, candidate, prepared ? set->prepared : set->data, pace->mix, &arguments);
     if (prepared) /* a class may have too few samples to hold one out */
