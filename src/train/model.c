@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/parallel.h"
 #include "core/text.h"
 #include "data/random_draws.h"
 #include "train/layer_precision.h"
@@ -639,12 +640,33 @@ static float initial_value(const struct model_tensor *tensor, uint64_t seed, siz
     }
 }
 
+/* Initial values are independent, and millions of normal ones would take one thread seconds. */
+#define INITIALISED 16384 /* values per task */
+
+struct initial_values {
+    const struct model_tensor *tensor;
+    uint64_t seed;
+    float *values;
+};
+
+static void initialise_some(void *context, uint64_t task, int thread)
+{
+    const struct initial_values *initial = context;
+    const size_t first = task * INITIALISED, left = initial->tensor->values - first,
+                 end = first + (left < INITIALISED ? left : INITIALISED);
+    (void)thread;
+    for (size_t i = first; i < end; i++)
+        initial->values[i] = initial_value(initial->tensor, initial->seed, i);
+}
+
 void model_initialise(const struct model *model, uint64_t seed, float *parameters)
 {
     memset(parameters, 0, model->arena_values * sizeof *parameters);
-    for (uint32_t t = 0; t < model->tensor_count; t++)
-        for (size_t i = 0; i < model->tensors[t].values; i++)
-            parameters[model->tensors[t].first + i] = initial_value(&model->tensors[t], seed, i);
+    for (uint32_t t = 0; t < model->tensor_count; t++) {
+        struct initial_values initial = {&model->tensors[t], seed, parameters + model->tensors[t].first};
+        parallel_for(parallel_threads(), (initial.tensor->values + INITIALISED - 1) / INITIALISED,
+                     initialise_some, &initial);
+    }
 }
 
 void model_initialise_head(const struct model *model, double scale, double bias, float *parameters)
