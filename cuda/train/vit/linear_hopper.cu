@@ -1,7 +1,8 @@
 /* Linear layers on tokens of at most 192 values, for compute capability 9.0: their outputs, and the gradients
  * of their inputs. Such a product reads and writes memory for longer than it multiplies. A block therefore
  * keeps the weights in shared memory, and loads rows well before it needs them. The results replace the rows
- * in shared memory, and the hardware for bulk copies writes them while the block goes on. */
+ * in shared memory, and the hardware for bulk copies writes them while the block goes on. The kernels start
+ * before the one before them ends, and load their weights until then. */
 #include <cuda.h>
 
 #include "common/check.cuh"
