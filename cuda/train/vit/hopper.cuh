@@ -353,8 +353,11 @@ static inline uint32_t blocks_beside(uint32_t processors, uint32_t spared, uint3
     return fit > 0 ? fit : 1;
 }
 
-/* Launches a kernel that calls wait_for_previous(). CUDA before 12.3 does not capture such launches in
- * graphs; the kernel then starts when the one before it has ended. */
+/* Launches a kernel that calls wait_for_previous(), and reads only parameters before this. They are complete:
+ * between their update and the first such kernel of a pass, there is a plain launch, which gathers samples or
+ * normalises. If the stream has waited for another one, a captured kernel waits for the kernels of both. CUDA
+ * before 12.3 does not capture such launches in graphs; the kernel then starts when the one before it has
+ * ended. */
 template <class... Parameters, class... Arguments>
 static enum status launch_early(void (*kernel)(Parameters...), const struct early_launch *launch,
                                 cudaStream_t stream, Arguments... arguments)

@@ -1,7 +1,8 @@
 /* Linear layers on tokens of at most 192 values, for compute capability 9.0: their outputs, and the gradients
  * of their inputs. Such a product reads and writes memory for longer than it multiplies. A block therefore
  * keeps the weights in shared memory, and loads rows well before it needs them. The results replace the rows
- * in shared memory, and the hardware for bulk copies writes them while the block goes on. */
+ * in shared memory, and the hardware for bulk copies writes them while the block goes on. The kernels start
+ * before the one before them ends, and load their weights until then. */
 #include <cuda.h>
 
 #include "common/check.cuh"
@@ -24,14 +25,20 @@ template <class T> struct linear_plan {
     const T *bias;                        /* NULL: zeros */
 };
 
-/* Loads the weights, and the rows of all units of the block; by one thread. */
+/* Starts loading weights, from row `first` on; by one thread. */
+template <int TILES>
+static __device__ void load_weights(tile_row (&weights)[TILES][TILES * TILE_WIDTH], const CUtensorMap *map,
+                                    uint32_t first, uint64_t *ready)
+{
+    barrier_expect(ready, sizeof weights);
+    for (int tile = 0; tile < TILES; tile++)
+        map_load(weights[tile], map, tile * TILE_WIDTH, first, ready);
+}
+
+/* Loads the rows of all units of the block; by one thread. */
 template <class T, int TILES>
 static __device__ void load_all(struct linear_memory<TILES> *memory, const struct linear_plan<T> &plan)
 {
-    barrier_expect(&memory->ready, sizeof memory->weights);
-    for (int tile = 0; tile < TILES; tile++)
-        map_load(memory->weights[tile], &plan.weights, tile * TILE_WIDTH, blockIdx.y * TILES * TILE_WIDTH,
-                 &memory->ready);
     uint32_t number = 0;
     for (uint32_t unit = blockIdx.x; unit < plan.units; unit += gridDim.x, number++) {
         const uint32_t stage = number % STAGES;
@@ -95,12 +102,15 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             barrier_init(&memory->empty[stage], 4);
         }
         bulk_fence();
+        load_weights<TILES>(memory->weights, &plan.weights, blockIdx.y * WIDTH, &memory->ready);
     }
     for (uint32_t i = 2 * threadIdx.x; i < WIDTH; i += 2 * blockDim.x)
         *reinterpret_cast<float2 *>(memory->bias + i) =
             plan.bias ? values_of<T>(*reinterpret_cast<const uint32_t *>(plan.bias + blockIdx.y * WIDTH + i))
                       : float2{0, 0};
     __syncthreads();
+    wait_for_previous();
+    allow_next();
     if (group == GROUPS) {
         if (threadIdx.x % 128 == 0)
             load_all<T>(memory, plan);
@@ -189,12 +199,8 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
         for (int i = 0; i < GROUPS; i++)
             barrier_init(&memory->loaded[i], 1);
         bulk_fence();
-        barrier_expect(&memory->ready, sizeof memory->weights);
-        for (int tile = 0; tile < TILES; tile++)
-            map_load(memory->weights[tile], &plan.weights, tile * TILE_WIDTH, 0, &memory->ready);
+        load_weights<TILES>(memory->weights, &plan.weights, 0, &memory->ready);
     }
-    __syncthreads();
-    load();
     for (uint32_t i = 2 * threadIdx.x; i < WIDTH; i += 2 * blockDim.x) {
         *reinterpret_cast<float2 *>(memory->bias + i) =
             values_of<T>(*reinterpret_cast<const uint32_t *>(plan.bias + i));
@@ -204,6 +210,9 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
             *reinterpret_cast<const float2 *>(plan.norm.bias + i);
     }
     __syncthreads();
+    wait_for_previous();
+    allow_next();
+    load();
     barrier_wait(&memory->ready, 0);
     for (uint32_t parity = 0; unit < plan.units; parity ^= 1) {
         const uint32_t first = unit * HEIGHT, count = plan.rows - first;
@@ -246,14 +255,13 @@ template <class T, int TILES, bool BACK>
 static enum status launch(const struct linear_plan<T> *plan, uint32_t columns, uint32_t spared,
                           cudaStream_t stream)
 {
-    const size_t bytes = sizeof(struct linear_memory<TILES>);
+    const uint32_t bytes = sizeof(struct linear_memory<TILES>);
     uint32_t processors;
     TRY(processors_of(&processors));
     const uint32_t most = blocks_beside(processors, spared, columns);
-    const dim3 grid(plan->units < most ? plan->units : most, columns);
-    TRY(allow_shared(linear_kernel<T, TILES, BACK>, bytes));
-    linear_kernel<T, TILES, BACK><<<grid, 128 * GROUPS + 128, bytes, stream>>>(*plan);
-    return CUDA_LAUNCHED("linear_kernel");
+    const struct early_launch launch = {dim3(plan->units < most ? plan->units : most, columns),
+                                        128 * GROUPS + 128, bytes, 1};
+    return launch_early(linear_kernel<T, TILES, BACK>, &launch, stream, *plan);
 }
 
 template <class T>
@@ -285,13 +293,11 @@ enum status linear_hopper(const struct vit_linear *linear, bool back, uint32_t s
 template <class T, int TILES>
 static enum status launch_branch(const struct branch_plan<T> *plan, cudaStream_t stream)
 {
-    const size_t bytes = sizeof(struct branch_memory<TILES>);
     uint32_t processors;
     TRY(processors_of(&processors));
-    const uint32_t blocks = plan->units < processors ? plan->units : processors;
-    TRY(allow_shared(branch_kernel<T, TILES>, bytes));
-    branch_kernel<T, TILES><<<blocks, 128 * GROUPS, bytes, stream>>>(*plan);
-    return CUDA_LAUNCHED("branch_kernel");
+    const struct early_launch launch = {plan->units < processors ? plan->units : processors, 128 * GROUPS,
+                                        sizeof(struct branch_memory<TILES>), 1};
+    return launch_early(branch_kernel<T, TILES>, &launch, stream, *plan);
 }
 
 enum status branch_hopper_fits(const struct vit_linear *linear, bool *fits)

@@ -224,6 +224,8 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
             load_both(ring, plan, {i, 0}, i % plan.chunks);
     }
     __syncthreads();
+    wait_for_previous();
+    allow_next();
     for (uint32_t set = blockIdx.x, parity = 0; set < plan.sets; set += gridDim.x) {
         load_group(memory->rows[group], &plan.inputs, set * GROUPS + group, &memory->loaded[group]);
         for (float &sum : sums)
@@ -516,11 +518,9 @@ template <int GROUPS> static uint32_t blocks_of(uint32_t rows, uint32_t processo
 template <class T, int TILES, int GROUPS>
 static enum status launch(struct forward_plan<T> *plan, uint32_t processors, cudaStream_t stream)
 {
-    const uint32_t bytes = sizeof(struct forward_memory<TILES, GROUPS>),
-                   blocks = blocks_of<GROUPS>(plan->rows, processors, &plan->sets);
-    TRY(allow_shared(mlp_kernel<T, TILES, GROUPS>, bytes));
-    mlp_kernel<T, TILES, GROUPS><<<blocks, 128 * GROUPS, bytes, stream>>>(*plan);
-    return CUDA_LAUNCHED("mlp_kernel");
+    const struct early_launch launch = {blocks_of<GROUPS>(plan->rows, processors, &plan->sets), 128 * GROUPS,
+                                        sizeof(struct forward_memory<TILES, GROUPS>), 1};
+    return launch_early(mlp_kernel<T, TILES, GROUPS>, &launch, stream, *plan);
 }
 
 template <class T, int TILES, int GROUPS>
