@@ -819,8 +819,7 @@ static vit_norm_deltas<T> norm_deltas(const struct vit<T> *vit, const struct vit
             .branch = norm->factors ? vit->branch_deltas[branch] : nullptr,
             .weight = vit->added + layer->weight,
             .bias = vit->added + layer->bias,
-            .branch_bias = before ? vit->added + before->bias : nullptr,
-            .spared = branch == BRANCH_HIDDEN ? 0 : vit->spared};
+            .branch_bias = before ? vit->added + before->bias : nullptr};
 }
 
 /* Backward pass of a normalisation and of the sum that it normalises; see norm_deltas(). */

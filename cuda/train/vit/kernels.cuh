@@ -211,7 +211,6 @@ template <class T> struct vit_norm_deltas {
     float *weight, *bias; /* NULL: not needed */
     float *branch_bias; /* sum of factors * sums over all rows: the gradient of the bias of the branch's last
                            layer; NULL: not needed */
-    uint32_t spared;
 };
 template <class T>
 enum status vit_add_norm_backward(const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *deltas,
