@@ -387,6 +387,18 @@ static __device__ __forceinline__ void wait_staged(void)
     __syncwarp();
 }
 
+/* Writes the sums of the columns of a warp's 16 rows. */
+static __device__ __forceinline__ void sum_chunk(const float (&deltas)[CHUNK / 2], float (&columns)[CHUNK])
+{
+    float part[CHUNK / 4];
+    float2 sum = {0, 0};
+#pragma unroll
+    for (int i = 0; i < CHUNK / 4; i++)
+        part[i] = deltas[i / 2 * 4 + i % 2] + deltas[i / 2 * 4 + 2 + i % 2];
+    sum_rows16(part, &sum);
+    reinterpret_cast<float2 *>(columns)[threadIdx.x % 32] = sum;
+}
+
 /* Adds the warps' column sums of a chunk, which all warps of the warpgroup have stored, to the totals. */
 template <int TILES, int GROUPS>
 static __device__ __forceinline__ void add_columns(struct back_memory<TILES, GROUPS> *memory, uint32_t group,
@@ -493,7 +505,7 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                         reinterpret_cast<float(&)[TILE_WIDTH / 2]>(sums[tile * TILE_WIDTH / 2]), words[step],
                         wgmma_tile(weights->first[tile]) + step * WGMMA_NEXT_TRANSPOSED, true);
             wgmma_commit();
-            sum_columns<CHUNK>(deltas, 1, 0, 16, memory->sums[group].columns[which][threadIdx.x / 32 % 4]);
+            sum_chunk(deltas, memory->sums[group].columns[which][threadIdx.x / 32 % 4]);
             wait_staged();
 #pragma unroll
             for (int step = 0; step < CHUNK / 16; step++)
