@@ -271,12 +271,15 @@ enum status vit_mlp_forward(struct vit_multiplier *multiplier, const struct vit_
 
 template <class T>
 enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
-                             const T *out_deltas, T *deltas, T *in_deltas, float *bias, struct vit_sums *sums,
+                             const T *out_deltas, T *deltas, T *in_deltas, const struct vit_norm<T> *norm,
+                             const struct vit_norm_deltas<T> *norm_deltas, float *bias, struct vit_sums *sums,
                              cudaStream_t stream)
 {
 #if HAVE_HOPPER
     if (mlp->fused)
-        return mlp_hopper_backward<T>(mlp, out_deltas, deltas, in_deltas, bias, sums, stream);
+        return mlp_hopper_backward<T>(mlp, out_deltas, deltas, norm, norm_deltas, bias, sums, stream);
+#else
+    (void)norm, (void)norm_deltas;
 #endif
     TRY(vit_linear_inputs<T>(multiplier, &mlp->second, 0, out_deltas, mlp->second_weights, deltas, stream));
     TRY(gelu_backward<T>(mlp->hidden, mlp->first.rows, mlp->first.out, deltas, bias, sums, stream));

@@ -805,21 +805,30 @@ template <class T> static T *branch_deltas(const struct vit<T> *vit, enum branch
     return factors ? vit->branch_deltas[branch] : vit->deltas[branch];
 }
 
-/* Backward pass of a normalisation and of the sum that it normalises, which is the end of a `branch`.
- * `before` is the last layer of this branch, or NULL if there is no branch. Adds the gradient of the sum at
- * the end of the next branch, `later`; NULL: there is none. */
+/* Returns the gradients at a normalisation and at the sum that it normalises, which is the end of a `branch`.
+ * `before` is the last layer of this branch, or NULL if there is no branch. `later` is the gradient of the
+ * sum at the end of the next branch; NULL: there is none. */
+template <class T>
+static vit_norm_deltas<T> norm_deltas(const struct vit<T> *vit, const struct vit_norm<T> *norm,
+                                      const struct layer *layer, enum branch branch,
+                                      const struct layer *before, const T *later)
+{
+    return {.outputs = norm->first_tokens ? vit->class_deltas : vit->in_deltas,
+            .later = later,
+            .sums = vit->deltas[branch],
+            .branch = norm->factors ? vit->branch_deltas[branch] : nullptr,
+            .weight = vit->added + layer->weight,
+            .bias = vit->added + layer->bias,
+            .branch_bias = before ? vit->added + before->bias : nullptr};
+}
+
+/* Backward pass of a normalisation and of the sum that it normalises; see norm_deltas(). */
 template <class T>
 static enum status norm_backward(struct vit<T> *vit, const struct vit_norm<T> *norm,
                                  const struct layer *layer, enum branch branch, const struct layer *before,
                                  const T *later)
 {
-    const struct vit_norm_deltas<T> deltas = {
-        .outputs = norm->first_tokens ? vit->class_deltas : vit->in_deltas, .later = later,
-        .sums = vit->deltas[branch], .branch = norm->factors ? vit->branch_deltas[branch] : nullptr,
-        .weight = vit->added + layer->weight, .bias = vit->added + layer->bias,
-        .branch_bias = before ? vit->added + before->bias : nullptr,
-        .spared = branch == BRANCH_HIDDEN ? 0 : vit->spared
-    };
+    const struct vit_norm_deltas<T> deltas = norm_deltas<T>(vit, norm, layer, branch, before, later);
     return vit_add_norm_backward<T>(norm, &deltas, &vit->sums, vit->stream);
 }
 
@@ -849,15 +858,20 @@ static enum status weights_backward(struct vit<T> *vit, const struct vit_weights
     return vit_weights_backward<T>(vit->multiplier, weights, count, &vit->sums, vit->side.stream);
 }
 
-/* Backward pass of the second branch of block `i`: two linear layers with a GELU between them. */
+/* Backward pass of the second branch of block `i`: a normalisation, and two linear layers with a GELU between
+ * them. If they are fused, all work that reads what this overwrites is complete: with deferred work, the main
+ * stream has waited for side.hidden in block i + 1, otherwise for side.block. */
 template <class T>
-static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct vit_mlp<T> *mlp)
+static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct vit_mlp<T> *mlp,
+                                   const struct vit_norm<T> *norm2)
 {
     const struct vit_block<T> *block = &vit->blocks[i];
     const T *deltas = branch_deltas<T>(vit, BRANCH_HIDDEN, block->factors2);
     const uint32_t rows = mlp->first.rows;
-    const bool deferred = vit->side.defers && i + 1 < vit->block_count;
-    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->hidden_deltas, vit->in_deltas,
+    const bool again = i + 1 < vit->block_count, deferred = vit->side.defers && again;
+    const struct vit_norm_deltas<T> before = norm_deltas<T>(
+        vit, norm2, block->norm2, attention_branch<T>(vit, i), block->proj, vit->deltas[BRANCH_HIDDEN]);
+    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->hidden_deltas, vit->in_deltas, norm2, &before,
                             vit->added + block->fc1->bias, &vit->sums, vit->stream));
     struct vit_weights<T> weights[VIT_WEIGHTS_MAX] = {
         weights_of<T>(vit, block->fc2, rows, HIDDEN_PARTS, mlp->active, deltas),
@@ -866,7 +880,12 @@ static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct 
     if (deferred)
         attention_weights<T>(vit, i + 1, rows, weights + 2);
     TRY(weights_backward<T>(vit, weights, deferred ? 4 : 2));
-    return CUDA_STATUS(cudaEventRecord(vit->side.hidden, vit->side.stream));
+    CUDA_TRY(cudaEventRecord(vit->side.hidden, vit->side.stream));
+    if (mlp->fused)
+        return STATUS_OK;
+    if (again)
+        CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.attention, 0));
+    return vit_add_norm_backward<T>(norm2, &before, &vit->sums, vit->stream);
 }
 
 template <class T> static enum status attention_backward(struct vit<T> *vit, uint32_t i, uint32_t count)
@@ -902,15 +921,11 @@ template <class T> static enum status block_backward(struct vit<T> *vit, uint32_
         TRY(first_forward<T>(vit, i, count, true));
         TRY(vit_mlp_hidden<T>(vit->multiplier, &mlp, vit->stream));
     }
-    TRY(hidden_backward<T>(vit, i, &mlp));
-    if (again && !vit->side.defers)
-        CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.attention, 0));
-    const enum branch branch = attention_branch<T>(vit, i);
-    TRY(norm_backward<T>(vit, &norm2, block->norm2, branch, block->proj, vit->deltas[BRANCH_HIDDEN]));
+    TRY(hidden_backward<T>(vit, i, &mlp, &norm2));
     TRY(attention_backward<T>(vit, i, count));
     CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.hidden, 0));
     TRY(norm_backward<T>(vit, &norm1, block->norm1, BRANCH_HIDDEN, i > 0 ? block[-1].fc2 : nullptr,
-                         vit->deltas[branch]));
+                         vit->deltas[attention_branch<T>(vit, i)]));
     TRY(finish_sums<T>(vit));
     return CUDA_STATUS(cudaEventRecord(vit->side.block, vit->side.stream));
 }

@@ -204,14 +204,13 @@ enum status vit_tokens_norm(const struct vit_norm<T> *norm, const T *patches, co
 
 /* Gradients at the end of a branch, for struct vit_norm. */
 template <class T> struct vit_norm_deltas {
-    const T *outputs; /* gradient of norm.outputs; NULL: zero */
+    const T *outputs; /* gradient of norm.outputs; NULL: zero, or not in memory */
     const T *later;   /* gradient of norm.sums that arrives through the next shortcut; NULL: zero */
     T *sums;          /* result: gradient of norm.sums, for all tokens; may be the same array as `later` */
     T *branch;        /* result: factors * sums; NULL if there are no factors */
     float *weight, *bias; /* NULL: not needed */
     float *branch_bias; /* sum of factors * sums over all rows: the gradient of the bias of the branch's last
                            layer; NULL: not needed */
-    uint32_t spared;
 };
 template <class T>
 enum status vit_add_norm_backward(const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *deltas,
@@ -243,10 +242,13 @@ enum status vit_mlp_forward(struct vit_multiplier *multiplier, const struct vit_
                             const struct vit_norm<T> *norm, const T *shortcut, T *branch,
                             cudaStream_t stream);
 /* Computes the gradients of the hidden values and of the inputs from those of the outputs. vit_sums_finish()
- * writes the sums of the former over the rows to `bias`. */
+ * writes the sums of the former over the rows to `bias`. If not fused, writes the gradients of the inputs to
+ * `in_deltas`. If fused, does not write them, but does what vit_add_norm_backward() does with them for the
+ * normalisation `norm`, whose outputs are the inputs. */
 template <class T>
 enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
-                             const T *out_deltas, T *deltas, T *in_deltas, float *bias, struct vit_sums *sums,
+                             const T *out_deltas, T *deltas, T *in_deltas, const struct vit_norm<T> *norm,
+                             const struct vit_norm_deltas<T> *norm_deltas, float *bias, struct vit_sums *sums,
                              cudaStream_t stream);
 
 /* ---- Linear layers for inference with few rows (columns.cu) ---- */
@@ -335,7 +337,8 @@ template <class T>
 enum status mlp_hopper_forward(const struct vit_mlp<T> *mlp, const struct vit_norm<T> *norm,
                                const T *shortcut, T *outputs, cudaStream_t stream);
 template <class T>
-enum status mlp_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_deltas, T *deltas, T *in_deltas,
+enum status mlp_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_deltas, T *deltas,
+                                const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *norm_deltas,
                                 float *bias, struct vit_sums *sums, cudaStream_t stream);
 
 /* These functions do what vit_few_fits() and vit_few_linear() do. */

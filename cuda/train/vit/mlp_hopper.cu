@@ -2,7 +2,7 @@
  * most 192 values. The hidden values are four times as wide as the tokens, so reading and writing them takes
  * longer than the products. The forward pass keeps them in registers. The backward pass computes them again,
  * and writes what the gradients of the weights need: the GELU of the hidden values, and the gradients of the
- * hidden values.
+ * hidden values. It goes on with the backward pass of the normalisation before the layers.
  *
  * A warpgroup has the HEIGHT rows of a group, and goes through the hidden values in chunks of CHUNK columns.
  * A block of GROUPS warpgroups shares the weights of a chunk, which come through a ring of stages. The
@@ -138,8 +138,8 @@ static __device__ __forceinline__ void load_group(tile_row (&rows)[TILES][HEIGHT
     __syncwarp();
 }
 
-/* Adds `bias`, unless it is NULL, to the sums of a warp's 16 rows, and writes them. Stages them in the same
- * rows of `rows`, from row `row` on. */
+/* Adds `bias` to the sums of a warp's 16 rows, and writes them. Stages them in the same rows of `rows`, from
+ * row `row` on. */
 template <class T, int TILES>
 static __device__ __forceinline__ void
 write_group(tile_row (&rows)[TILES][HEIGHT], uint32_t row, uint32_t count,
@@ -154,9 +154,7 @@ write_group(tile_row (&rows)[TILES][HEIGHT], uint32_t row, uint32_t count,
             for (int i = 0; i < 4; i++) {
                 const uint32_t column = tile * TILE_WIDTH + 16 * step + i / 2 * 8 + threadIdx.x % 4 * 2;
                 const float *sum = sums + tile * TILE_WIDTH / 2 + 8 * step + 2 * i;
-                float2 by = {0, 0};
-                if (bias)
-                    by = values_of<T>(*reinterpret_cast<const uint32_t *>(bias + column));
+                const float2 by = values_of<T>(*reinterpret_cast<const uint32_t *>(bias + column));
                 word[i] = pack<T>(sum[0] + by.x, sum[1] + by.y);
             }
             put_fragment(rows[tile], row, 16 * step, word);
@@ -302,7 +300,11 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
 #define LOAD_REGISTERS 40 /* per thread of the warpgroup that loads weights */
 #define BACK_REGISTERS 232
 
-/* `staged` has 16 rows per warp of values that are on their way to memory. `columns` has the sums of the
+/* After the last chunk, `rows` has the inputs of the normalisation and `deltas` the gradients that arrive
+ * through the next shortcut; then the results replace both. The latter gradients are those of the outputs,
+ * which are there already, unless stochastic depth multiplies the outputs by factors.
+ *
+ * `staged` has 16 rows per warp of values that are on their way to memory. `columns` has the sums of the
  * gradients of hidden values over each warp's rows, for this and the previous turn. `totals` has their sums
  * over the warps of a warpgroup and over its groups. */
 template <int TILES, int GROUPS> struct back_memory {
@@ -313,16 +315,19 @@ template <int TILES, int GROUPS> struct back_memory {
     struct {
         float columns[2][4][CHUNK], totals[HIDDEN_MAX];
     } sums[GROUPS];
-    float bias[HIDDEN_MAX];
+    float bias[HIDDEN_MAX], norm_weight[TILES * TILE_WIDTH];
 };
 
 template <class T> struct back_plan {
     CUtensorMap inputs, out_deltas, first, second;
-    CUtensorMap active, deltas; /* results, in parts of 16 rows */
+    CUtensorMap x, later; /* of the normalisation; `later` only if it differs from `out_deltas` */
+    CUtensorMap active, deltas, norm_sums, norm_branch; /* results, in parts of 16 rows */
     uint32_t rows, chunks, sets;
     const T *first_bias;
-    T *in_deltas;
-    float *partial; /* (block, warpgroup, hidden value) */
+    struct vit_norm<T> norm;
+    bool later_differs, branch; /* `branch`: compute `norm_branch` */
+    float *partial;             /* (block, warpgroup, hidden value) */
+    float *norm_partial;        /* (block, warpgroup, NORM_SUMS, column) */
 };
 
 /* Starts deltas = out_deltas second. */
@@ -384,6 +389,18 @@ static __device__ __forceinline__ void wait_staged(void)
     __syncwarp();
 }
 
+/* Writes the sums of the columns of a warp's 16 rows. */
+static __device__ __forceinline__ void sum_chunk(const float (&deltas)[CHUNK / 2], float (&columns)[CHUNK])
+{
+    float part[CHUNK / 4];
+    float2 sum = {0, 0};
+#pragma unroll
+    for (int i = 0; i < CHUNK / 4; i++)
+        part[i] = deltas[i / 2 * 4 + i % 2] + deltas[i / 2 * 4 + 2 + i % 2];
+    sum_rows16(part, &sum);
+    reinterpret_cast<float2 *>(columns)[threadIdx.x % 32] = sum;
+}
+
 /* Adds the warps' column sums of a chunk, which all warps of the warpgroup have stored, to the totals. */
 template <int TILES, int GROUPS>
 static __device__ __forceinline__ void add_columns(struct back_memory<TILES, GROUPS> *memory, uint32_t group,
@@ -417,6 +434,8 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     auto *ring = &memory->ring;
     const uint32_t group = own_group(), row = threadIdx.x / 32 % 4 * 16;
     copy_bias<T>(memory->bias, plan.first_bias, plan.chunks);
+    for (uint32_t i = threadIdx.x; i < TILES * TILE_WIDTH; i += blockDim.x)
+        memory->norm_weight[i] = plan.norm.weight[i];
     if (threadIdx.x == 0) {
         open_ring(ring, GROUPS);
         for (int i = 0; i < GROUPS; i++)
@@ -433,25 +452,31 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         return;
     }
     raise_registers<BACK_REGISTERS>();
+    auto &rows = memory->rows[group], &out_deltas = memory->deltas[group];
+    uint64_t *loaded = &memory->loaded[group];
     tile_row *staged = memory->staged[group] + row;
+    struct norm_columns<TILES> columns = {
+    };
     struct mlp_turn<BACK_STAGES> turn = {
         0, 0
     };
     uint32_t which = 0, last = 0; /* which part of `columns`; the previous chunk */
-    for (uint32_t set = blockIdx.x, parity = 0; set < plan.sets; set += gridDim.x, parity ^= 1) {
-        const uint32_t first = (set * GROUPS + group) * HEIGHT;
+    for (uint32_t set = blockIdx.x; set < plan.sets; set += gridDim.x) {
+        const uint32_t own = set * GROUPS + group, first = own * HEIGHT;
+        const struct norm_rows norm_rows =
+            norm_rows_at<T>(plan.norm, row, first, plan.rows > first ? plan.rows - first : 0);
         float sums[TILES * TILE_WIDTH / 2] = {};
-        load_group(memory->rows[group], &plan.inputs, set * GROUPS + group, &memory->loaded[group]);
-        load_group(memory->deltas[group], &plan.out_deltas, set * GROUPS + group, &memory->loaded[group]);
-        barrier_wait(&memory->loaded[group], parity);
+        load_group(rows, &plan.inputs, own, loaded);
+        load_group(out_deltas, &plan.out_deltas, own, loaded);
+        barrier_wait(loaded, 0);
         for (uint32_t chunk = 0; chunk < plan.chunks; chunk++) {
             const struct mlp_weights<TILES> *weights = &ring->weights[turn.stage];
             float hidden[CHUNK / 2], deltas[CHUNK / 2];
             uint32_t words[CHUNK / 16][4];
             barrier_wait(&ring->full[0][turn.stage], turn.parity);
             barrier_wait(&ring->full[1][turn.stage], turn.parity);
-            start_hidden<T>(memory->rows[group], weights, memory->bias + chunk * CHUNK, hidden);
-            start_deltas<T>(memory->deltas[group], weights, deltas);
+            start_hidden<T>(rows, weights, memory->bias + chunk * CHUNK, hidden);
+            start_deltas<T>(out_deltas, weights, deltas);
             wgmma_commit();
             wait_staged();
             meet_group(); /* the column sums of the previous turn are complete */
@@ -462,6 +487,15 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             wgmma_ended(hidden);
             wgmma_ended(deltas);
             release(ring, 1, turn.stage);
+            if (chunk + 1 == plan.chunks) {
+                meet_group(); /* all warps have read the rows */
+                load_group(rows, &plan.x, own, loaded);
+                if (plan.later_differs)
+                    load_group(out_deltas, &plan.later, own, loaded);
+                else if (threadIdx.x % 128 == 0)
+                    barrier_arrive(loaded);
+                __syncwarp();
+            }
             activate_back<T>(hidden, deltas, staged, words);
             write_staged(staged, &plan.active, chunk * CHUNK, first + row);
             wgmma_fence();
@@ -473,7 +507,7 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
                         reinterpret_cast<float(&)[TILE_WIDTH / 2]>(sums[tile * TILE_WIDTH / 2]), words[step],
                         wgmma_tile(weights->first[tile]) + step * WGMMA_NEXT_TRANSPOSED, true);
             wgmma_commit();
-            sum_columns<CHUNK>(deltas, 1, 0, 16, memory->sums[group].columns[which][threadIdx.x / 32 % 4]);
+            sum_chunk(deltas, memory->sums[group].columns[which][threadIdx.x / 32 % 4]);
             wait_staged();
 #pragma unroll
             for (int step = 0; step < CHUNK / 16; step++)
@@ -484,18 +518,29 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             release(ring, 0, turn.stage);
             advance(&turn);
         }
-        meet_group(); /* all warps have read the rows, which the gradients overwrite */
-        write_group<T>(memory->rows[group], row, plan.rows > first ? plan.rows - first : 0, sums,
-                       (const T *)nullptr, plan.in_deltas + (size_t)first * TILES * TILE_WIDTH);
-        bulk_fence();
-        meet_group();
+        barrier_wait(loaded, 1);
+        normalise_back<T>(rows, out_deltas, plan.branch, memory->norm_weight, norm_rows, row, sums, &columns,
+                          [&](int tile) {
+                              bulk_fence();
+                              __syncwarp();
+                              if (threadIdx.x % 32 > 0)
+                                  return;
+                              map_store(&rows[tile][row], &plan.norm_sums, tile * TILE_WIDTH, first + row);
+                              if (plan.branch)
+                                  map_store(&out_deltas[tile][row], &plan.norm_branch, tile * TILE_WIDTH,
+                                            first + row);
+                          });
+        wait_staged();
+        meet_group(); /* the copies have read all rows */
     }
     add_columns(memory, group, which, last);
     for (uint32_t i = threadIdx.x % 128; i < CHUNK; i += 128)
         for (uint32_t column = i; column < plan.chunks * CHUNK; column += CHUNK)
             plan.partial[((size_t)blockIdx.x * GROUPS + group) * plan.chunks * CHUNK + column] =
                 memory->sums[group].totals[column];
-    wait_staged();
+    write_columns<TILES>(columns, reinterpret_cast<float(&)[4][NORM_SUMS * TILES * TILE_WIDTH]>(rows),
+                         plan.norm_partial +
+                             ((size_t)blockIdx.x * GROUPS + group) * NORM_SUMS * TILES * TILE_WIDTH);
 }
 
 /* ---- Launches ---- */
@@ -524,16 +569,25 @@ static enum status launch(struct forward_plan<T> *plan, uint32_t processors, cud
 }
 
 template <class T, int TILES, int GROUPS>
-static enum status launch_back(struct back_plan<T> *plan, uint32_t processors, float *bias,
-                               struct vit_sums *sums, cudaStream_t stream)
+static enum status launch_back(struct back_plan<T> *plan, uint32_t processors,
+                               const struct vit_norm_deltas<T> *norm, float *bias, struct vit_sums *sums,
+                               cudaStream_t stream)
 {
     const uint32_t bytes = sizeof(struct back_memory<TILES, GROUPS>), columns = plan->chunks * CHUNK,
                    blocks = blocks_of<GROUPS>(plan->rows, processors, &plan->sets);
     const struct vit_sum sum = {NULL, blocks * GROUPS, 1, columns, {bias}};
+    const struct vit_sum norm_sums = {NULL,
+                                      blocks * GROUPS,
+                                      NORM_SUMS,
+                                      plan->norm.rows.width,
+                                      {norm->weight, norm->bias, norm->branch_bias}};
+    plan->partial = vit_sums_room(sums);
+    TRY(vit_sums_add(sums, &sum));
+    plan->norm_partial = vit_sums_room(sums);
     TRY(allow_shared(mlp_back_kernel<T, TILES, GROUPS>, bytes));
     mlp_back_kernel<T, TILES, GROUPS><<<blocks, 128 * GROUPS + 128, bytes, stream>>>(*plan);
     CUDA_TRY_LAUNCH("mlp_back_kernel");
-    return vit_sums_add(sums, &sum);
+    return vit_sums_add(sums, &norm_sums);
 }
 
 /* Calls LAUNCH(TILES, GROUPS), with one warpgroup per block if the multiprocessors suffice for that. */
@@ -576,7 +630,8 @@ enum status mlp_hopper_forward(const struct vit_mlp<T> *mlp, const struct vit_no
 }
 
 template <class T>
-enum status mlp_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_deltas, T *deltas, T *in_deltas,
+enum status mlp_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_deltas, T *deltas,
+                                const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *norm_deltas,
                                 float *bias, struct vit_sums *sums, cudaStream_t stream)
 {
     const uint32_t rows = mlp->first.rows, width = mlp->first.in, hidden = mlp->first.out;
@@ -593,9 +648,16 @@ enum status mlp_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_delta
     plan.rows = rows;
     plan.chunks = hidden / CHUNK;
     plan.first_bias = mlp->first_bias;
-    plan.in_deltas = in_deltas;
-    plan.partial = vit_sums_room(sums);
-#define LAUNCH(tiles, groups) launch_back<T, tiles, groups>(&plan, processors, bias, sums, stream)
+    plan.norm = *norm;
+    plan.later_differs = norm_deltas->later != out_deltas;
+    plan.branch = norm_deltas->branch != NULL;
+    TRY(describe_tiles<T>(norm->sums, rows, width, HEIGHT, &plan.x));
+    TRY(describe_tiles<T>(norm_deltas->later, rows, width, HEIGHT, &plan.later));
+    TRY(describe_tiles<T>(norm_deltas->sums, rows, width, 16, &plan.norm_sums));
+    if (plan.branch)
+        TRY(describe_tiles<T>(norm_deltas->branch, rows, width, 16, &plan.norm_branch));
+#define LAUNCH(tiles, groups) \
+    launch_back<T, tiles, groups>(&plan, processors, norm_deltas, bias, sums, stream)
     WITH_SIZES(mlp, processors, 2, LAUNCH);
 #undef LAUNCH
 }

@@ -116,7 +116,7 @@ template <class T> struct backward_plan {
 /* Maximum number of blocks. All of them run at the same time on 132 multiprocessors (H100 SXM, H200). With
  * more, the last blocks would start when others have ended, and would then be too few to use all of the
  * memory's bandwidth. This number is constant, because the order of the sums must not depend on the GPU. */
-#define BACK_PARTS(spared) (BACK_BLOCKS * (132 - (spared)))
+#define BACK_PARTS (BACK_BLOCKS * 132)
 
 /* Adds up, in a fixed order, the sums of the warps that have the same columns, and writes the totals to
  * `partial`. */
@@ -365,8 +365,7 @@ enum status vit_add_norm_backward(const struct vit_norm<T> *norm, const struct v
                                   struct vit_sums *sums, cudaStream_t stream)
 {
     const uint32_t rows = norm->rows.samples * norm->rows.tokens, width = norm->rows.width;
-    const uint32_t needed = (rows + ROWS - 1) / ROWS, most = BACK_PARTS(deltas->spared);
-    const uint32_t blocks = needed < most ? needed : most;
+    const uint32_t needed = (rows + ROWS - 1) / ROWS, blocks = needed < BACK_PARTS ? needed : BACK_PARTS;
     const struct backward_plan<T> plan = {
         *norm, *deltas, rows, 1 / (float)width, vit_sums_room(sums)
     };
