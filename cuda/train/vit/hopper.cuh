@@ -218,6 +218,15 @@ static __device__ __forceinline__ void get_fragment(tile_row *tile, uint32_t row
     mma_load4(word, part_at(tile, row + lane % 16, column / 8 + lane / 16));
 }
 
+/* Loads the transposed fragment: words 0 and 1 are the fragment of B for columns `column` to column + 7,
+ * words 2 and 3 for the next 8 columns. The rows of the tile run along the summed dimension. */
+static __device__ __forceinline__ void get_transposed(tile_row *tile, uint32_t row, uint32_t column,
+                                                      uint32_t word[4])
+{
+    const uint32_t lane = threadIdx.x % 32;
+    mma_load4_transposed(word, part_at(tile, row + lane % 16, column / 8 + lane / 16));
+}
+
 /* Starts copying 16 rows, from row `first` on, from global memory to a tile. `from` has `count` rows; further
  * rows are zeros. All lanes of a warp call this function. */
 template <class T>
@@ -244,6 +253,24 @@ static __device__ __forceinline__ void write_rows16(tile_row *tile, uint32_t fir
             *reinterpret_cast<uint4 *>(to + row * apart + 8 * part) =
                 *reinterpret_cast<const uint4 *>(part_at(tile, row, part));
     }
+}
+
+/* Loads 16 bytes. The compiler does not move this load behind the ones that follow, to save registers. */
+static __device__ __forceinline__ uint4 load_early(const void *from)
+{
+    uint4 words;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+    return words;
+}
+
+/* Returns the number of this thread's warpgroup in its block. With __shfl_sync(), the compiler knows that it
+ * is the same for all lanes, and computes addresses once per warp. */
+static __device__ __forceinline__ uint32_t own_group(void)
+{
+    return __shfl_sync(~0u, threadIdx.x / 128, 0);
 }
 
 /* Waits for all warps of the warpgroup. */
@@ -296,14 +323,43 @@ static __device__ __forceinline__ void map_store(const tile_row *tile, const CUt
                  : "memory");
 }
 
-/* Describes a matrix (rows, columns), of which map_load() and map_store() copy `height` rows and TILE_WIDTH
- * columns at a time. `columns` is a multiple of 8. */
-template <class T>
-static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t columns, uint32_t height,
-                                  CUtensorMap *map)
+/* Like map_load() and map_store(), for maps of describe_samples(). `row` is a row of the sample. */
+static __device__ __forceinline__ void sample_load(tile_row *tile, const CUtensorMap *map, uint32_t column,
+                                                   uint32_t sample, uint64_t *barrier)
 {
-    const cuuint64_t sizes[2] = {columns, rows}, apart[1] = {columns * sizeof(T)};
-    const cuuint32_t part[2] = {TILE_WIDTH, height}, steps[2] = {1, 1};
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, 0, "
+        "%3}], [%4];" ::"r"(shared_at(tile)),
+        "l"(map), "r"(column), "r"(sample), "r"(shared_at(barrier))
+        : "memory");
+}
+
+/* Starts loading into L2 what sample_load() would load. */
+static __device__ __forceinline__ void sample_fetch(const CUtensorMap *map, uint32_t column, uint32_t sample)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, 0, %2}];" ::"l"(map), "r"(column),
+                 "r"(sample)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void sample_store(const tile_row *tile, const CUtensorMap *map,
+                                                    uint32_t column, uint32_t row, uint32_t sample)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+                 "r"(column), "r"(row), "r"(sample), "r"(shared_at(tile))
+                 : "memory");
+}
+
+/* Describes an array (samples, rows, columns), of which the functions above copy `height` rows of a sample
+ * and TILE_WIDTH columns at a time. Rows after a sample's last row are zeros when loaded, and are not stored.
+ * `columns` is a multiple of 8. */
+template <class T>
+static enum status describe_samples(const T *array, uint32_t samples, uint32_t rows, uint32_t columns,
+                                    uint32_t height, CUtensorMap *map)
+{
+    const cuuint64_t sizes[3] = {columns, rows, samples},
+                     apart[2] = {columns * sizeof(T), (cuuint64_t)rows * columns * sizeof(T)};
+    const cuuint32_t part[3] = {TILE_WIDTH, height, 1}, steps[3] = {1, 1, 1};
     const CUtensorMapDataType type = std::is_same<T, __nv_bfloat16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                                            : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     void *encode = NULL;
@@ -317,8 +373,8 @@ static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t colum
     const CUresult result = !encode
                                 ? CUDA_ERROR_NOT_FOUND
                                 : reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
-                                      map, type, 2, const_cast<T *>(matrix), sizes, apart, part, steps,
-                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                      map, type, samples > 0 ? 3 : 2, const_cast<T *>(array), sizes, apart,
+                                      part, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS
                ? STATUS_OK
@@ -327,6 +383,15 @@ static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t colum
                      "vit: the driver cannot describe a matrix of %u x %u values (CUresult %d); update "
                      "the driver",
                      rows, columns, (int)result);
+}
+
+/* Describes a matrix (rows, columns), of which map_load() and map_store() copy `height` rows and TILE_WIDTH
+ * columns at a time. `columns` is a multiple of 8. */
+template <class T>
+static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t columns, uint32_t height,
+                                  CUtensorMap *map)
+{
+    return describe_samples<T>(matrix, 0, rows, columns, height, map);
 }
 
 struct early_launch {
