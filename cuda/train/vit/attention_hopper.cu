@@ -1,30 +1,41 @@
-/* Attention for compute capability 9.0 (H100, H200), for heads of 64 values and up to MAIN + LAST tokens.
- * These kernels compute what those of attention.cu compute, but with wgmma, whose operands are in shared
- * memory.
+/* Attention for compute capability 9.0 (H100, H200), for heads of 64 values and up to MAIN + LAST tokens, but
+ * more than 128: with fewer, a warpgroup would have none. These kernels compute what those of attention.cu
+ * compute, but with wgmma, whose operands are in shared memory.
  *
  * A block processes a head of several samples. It has MAIN_GROUPS warpgroups, each of which has 64 of the
  * first MAIN tokens, and a last warpgroup for all else, so that these never wait for memory: it loads the
- * next sample, and computes with mma.sync what concerns the tokens from MAIN on, of which there are LAST at
- * most (a picture of 14 x 14 patches has 197 tokens). So wgmma does not multiply 64 rows for a few tokens.
- * Results are staged in shared memory, from which bulk copies write them. */
+ * next sample, and computes what concerns the tokens from MAIN on, of which there are LAST at most (a picture
+ * of 14 x 14 patches has 197 tokens). They are columns of its products, so wgmma does not multiply 64 rows
+ * for a few tokens. Results are staged in shared memory, from which bulk copies write them. */
 #include "train/vit/attention.cuh"
 #include "train/vit/hopper.cuh"
 
-#define DEPTH          64
-#define MAIN_GROUPS    3                      /* warpgroups that use wgmma */
-#define MAIN           (MAIN_GROUPS * HEIGHT) /* tokens that these process */
-#define LAST           8                      /* further tokens, at most */
-#define ROWS           208                    /* MAIN + LAST, rounded up to a multiple of GROUP */
-#define THREADS        (128 * MAIN_GROUPS + 128)
-#define WARPS          (THREADS / 32)
+#define DEPTH       64
+#define MAIN_GROUPS 3                      /* all warpgroups but the last */
+#define MAIN        (MAIN_GROUPS * HEIGHT) /* tokens that these process */
+#define LAST        8                      /* further tokens, at most */
+#define ROWS        208                    /* MAIN + LAST, rounded up to a multiple of GROUP */
+#define THREADS     (128 * MAIN_GROUPS + 128)
+#define WARPS       (THREADS / 32)
 
-#define MAIN_REGISTERS 144 /* per thread of these warpgroups */
-#define LAST_REGISTERS 80  /* of the last warpgroup */
+/* Registers per thread of the other warpgroups, and of the last one. */
+#define FORWARD_MAIN_REGISTERS 152
+#define FORWARD_LAST_REGISTERS 56
+#define BACK_MAIN_REGISTERS    144
+#define BACK_LAST_REGISTERS    80
 
 /* Rows of a head in shared memory, in the format of hopper.cuh. */
 struct tile {
     tile_row row[ROWS];
 };
+
+/* Returns its argument. The compiler computes what depends on it in each iteration of a loop: the last
+ * warpgroup has too few registers for values of all iterations. */
+static __device__ __forceinline__ uint32_t anew(uint32_t number)
+{
+    asm volatile("" : "+r"(number));
+    return number;
+}
 
 /* Arrives at a barrier, for all lanes of a warp. */
 static __device__ __forceinline__ void arrive(uint64_t *barrier)
@@ -82,17 +93,38 @@ static __device__ __forceinline__ void start_weighted(float (&sums)[DEPTH / 2],
     wgmma_commit();
 }
 
+/* Starts sums = columns^T others, for the 64 columns of ROWS rows, described by `a`, and the LAST columns of
+ * `others`, which wgmma_pieces() can describe. */
+template <class T>
+static __device__ __forceinline__ void start_columns(float (&sums)[LAST / 2], uint64_t a,
+                                                     const uint16_t (&others)[ROWS][LAST])
+{
+    const uint64_t b = wgmma_pieces(shared_at(others) / 16, 8, 0);
+#pragma unroll
+    for (int step = 0; step < ROWS / 16; step++)
+        wgmma<T, LAST, 1, 1>(sums, a + step * WGMMA_NEXT_TRANSPOSED, b + step * 16, step > 0);
+    wgmma_commit();
+}
+
+/* Returns the first of 64 tokens. Of the last 64, only those from MAIN on are new, which the last warp has.
+ */
+static __device__ __forceinline__ uint32_t last_begin(int group)
+{
+    return group < MAIN_GROUPS ? group * HEIGHT : ROWS - HEIGHT;
+}
+
 /* ---- Forward ---- */
 
-/* `last`: for each warp of the last warpgroup, the sums of the tokens from MAIN on over this warp's keys. */
+/* `weights` has those of the tokens from MAIN on. `most` and `sum` have, for each warp of the last warpgroup,
+ * the largest score and the sum of the exponentials of the warp's keys. */
 struct forward_memory {
     struct head_tiles {
         struct tile queries, keys, values;
     } samples[2];
-    struct last_sums {
-        float sums[4][LAST][DEPTH], most[4][LAST], sum[4][LAST];
-    } last[2];
+    uint16_t weights[ROWS][LAST];
+    float most[4][LAST], sum[4][LAST];
     uint64_t full[2], empty[2];
+    uint64_t met; /* by the last warpgroup, twice per sample */
 };
 
 template <class T> struct forward_plan {
@@ -117,10 +149,10 @@ static __device__ __forceinline__ void load_sample(struct forward_memory *memory
 }
 
 /* Adds N keys, from key `first` on, to the softmax and the sums of a warpgroup's queries, from their scores,
- * which are complete, as the sums are. */
+ * which are complete, as the sums are. Only the first `valid` of these keys exist. */
 template <class T, int N, bool FIRST>
 static __device__ __forceinline__ void take_keys(struct forward_memory::head_tiles *in, uint32_t first,
-                                                 uint32_t tokens, struct softmax *softmax,
+                                                 uint32_t valid, struct softmax *softmax,
                                                  float (&sums)[DEPTH / 2], float (&scores)[N / 2])
 {
     const float factor = LOG2E / sqrtf((float)DEPTH), ones[2] = {1, 1};
@@ -129,7 +161,7 @@ static __device__ __forceinline__ void take_keys(struct forward_memory::head_til
     wgmma_ended(scores);
     if (!FIRST)
         wgmma_ended(sums);
-    take_scores<DEPTH, N>(softmax, scores, factor, tokens > first ? tokens - first : 0, FIRST ? none : sums);
+    take_scores<DEPTH, N>(softmax, scores, factor, valid, FIRST ? none : sums);
 #pragma unroll
     for (int step = 0; step < N / 16; step++)
         fragment_of<T>(scores, step, ones, weights[step]);
@@ -149,9 +181,8 @@ static __device__ __forceinline__ void forward_main(struct forward_memory *memor
     for (uint32_t sample = blockIdx.y; sample < plan.samples; sample += gridDim.y, number++) {
         struct forward_memory::head_tiles *in = &memory->samples[number % 2];
         const uint64_t queries = wgmma_tile(in->queries.row[begin]);
-        float sums[DEPTH / 2], scale[2];
+        float sums[DEPTH / 2], scale[2], even[64 / 2], odd[64 / 2], last[16 / 2];
         struct softmax softmax = {{-INFINITY, -INFINITY}, {}};
-        float even[64 / 2], odd[64 / 2], last[16 / 2];
         barrier_wait(&memory->full[number % 2], number / 2 % 2);
         wgmma_fence();
         start_scores<T, 64>(even, queries, wgmma_tile(&in->keys));
@@ -162,15 +193,15 @@ static __device__ __forceinline__ void forward_main(struct forward_memory *memor
             arrive(&memory->empty[(number - 1) % 2]);
         }
         wgmma_wait<1>();
-        take_keys<T, 64, true>(in, 0, tokens, &softmax, sums, even);
+        take_keys<T, 64, true>(in, 0, 64, &softmax, sums, even);
         start_scores<T, 64>(even, queries, wgmma_tile(in->keys.row[128]));
         wgmma_wait<1>();
-        take_keys<T, 64, false>(in, 64, tokens, &softmax, sums, odd);
+        take_keys<T, 64, false>(in, 64, 64, &softmax, sums, odd);
         start_scores<T, 16>(last, queries, wgmma_tile(in->keys.row[MAIN]));
         wgmma_wait<1>();
-        take_keys<T, 64, false>(in, 128, tokens, &softmax, sums, even);
+        take_keys<T, 64, false>(in, 128, tokens - 128, &softmax, sums, even);
         wgmma_wait<0>();
-        take_keys<T, 16, false>(in, MAIN, tokens, &softmax, sums, last);
+        take_keys<T, 16, false>(in, MAIN, tokens > MAIN ? tokens - MAIN : 0, &softmax, sums, last);
         for (int half = 0; half < 2; half++) {
             const float sum = row_sum(softmax.sum[half]);
             const uint32_t row = first + lane / 4 + 8 * half;
@@ -193,85 +224,117 @@ static __device__ __forceinline__ void forward_main(struct forward_memory *memor
         bulk_store_wait();
 }
 
-/* Adds what the warp's keys contribute to the outputs of tokens MAIN to MAIN + 7: keys 16 warp to 16 warp +
- * 15, and every fourth group of 16 keys from there. */
-template <class T>
-static __device__ __forceinline__ void forward_last(struct forward_memory::head_tiles *in,
-                                                    struct forward_memory::last_sums *last, uint32_t warp,
-                                                    uint32_t tokens)
+/* Returns the maximum over the 8 lanes that hold a column. */
+static __device__ __forceinline__ float column_max(float value)
 {
-    const float factor = LOG2E / sqrtf((float)DEPTH), ones[2] = {1, 1};
-    const uint32_t lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
-    float sums[DEPTH / 2] = {};
-    struct softmax softmax = {{-INFINITY, -INFINITY}, {}};
-#pragma unroll 1
-    for (uint32_t first = 16 * warp; first < tokens; first += 64) {
-        float scores[8] = {};
-        uint32_t weights[4], word[DEPTH / 16][4];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t query[2][4];
-#pragma unroll
-            for (int step = 0; step < 2; step++) {
-                get_fragment(in->queries.row, MAIN, 16 * (2 * half + step), query[step]);
-                get_fragment(in->keys.row, first, 16 * (2 * half + step), word[step]);
-            }
-#pragma unroll
-            for (int step = 0; step < 2; step++) {
-                const uint32_t b[2][2] = {{word[step][0], word[step][2]}, {word[step][1], word[step][3]}};
-                mma_16816(scores, query[step], b[0], T());
-                mma_16816(scores + 4, query[step], b[1], T());
-            }
-        }
-#pragma unroll
-        for (int step = 0; step < DEPTH / 16; step++)
-            get_transposed(in->values.row, first, 16 * step, word[step]);
-        take_scores<DEPTH, 16>(&softmax, scores, factor, tokens - first, sums);
-        fragment_of<T>(scores, 0, ones, weights);
-#pragma unroll
-        for (int step = 0; step < DEPTH / 16; step++) {
-            mma_16816(sums + 8 * step, weights, word[step], T());
-            mma_16816(sums + 8 * step + 4, weights, word[step] + 2, T());
-        }
-    }
-    const float sum = row_sum(softmax.sum[0]); /* rows 8 to 15 do not exist */
-    if (lane % 4 == 0) {
-        last->most[warp][row] = softmax.most[0];
-        last->sum[warp][row] = sum;
-    }
-#pragma unroll
-    for (int n = 0; n < DEPTH / 8; n++)
-        *reinterpret_cast<float2 *>(&last->sums[warp][row][8 * n + column]) =
-            make_float2(sums[4 * n], sums[4 * n + 1]);
+    for (int apart = 4; apart < 32; apart *= 2)
+        value = fmaxf(value, __shfl_xor_sync(~0u, value, apart));
+    return value;
 }
 
-/* Combines the sums of the four warps, and writes the outputs of tokens from MAIN on. */
-template <class T>
-static __device__ __forceinline__ void write_last(const struct forward_memory::last_sums *last,
-                                                  const struct forward_plan<T> &plan, uint32_t sample)
+static __device__ __forceinline__ float column_sum(float value)
 {
-    const uint32_t own = threadIdx.x % 128, row = own / 16, column = own % 16 * 4;
-    float most = -INFINITY, sum = 0;
-    float4 sums = {};
-    for (int warp = 0; warp < 4; warp++)
-        most = fmaxf(most, last->most[warp][row]);
-    for (int warp = 0; warp < 4; warp++) {
-        const float factor = exp2_of(last->most[warp][row] - most);
-        const float4 add = *reinterpret_cast<const float4 *>(&last->sums[warp][row][column]);
-        sum = fmaf(factor, last->sum[warp][row], sum);
-        sums.x = fmaf(factor, add.x, sums.x);
-        sums.y = fmaf(factor, add.y, sums.y);
-        sums.z = fmaf(factor, add.z, sums.z);
-        sums.w = fmaf(factor, add.w, sums.w);
+    for (int apart = 4; apart < 32; apart *= 2)
+        value += __shfl_xor_sync(~0u, value, apart);
+    return value;
+}
+
+/* Computes the outputs of the tokens from MAIN on, times sum[0] and sum[1], for two tokens per lane: a matrix
+ * (values, tokens) of which each warp has 16 rows. most[i]: their largest scores. */
+template <class T>
+static __device__ __forceinline__ void
+forward_last(struct forward_memory *memory, struct forward_memory::head_tiles *in, uint32_t warp,
+             uint32_t tokens, float (&sums)[LAST / 2], float (&most)[2], float (&sum)[2])
+{
+    const float factor = LOG2E / sqrtf((float)DEPTH);
+    const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 2;
+    float scores[MAIN_GROUPS + 1][LAST / 2];
+    wgmma_fence();
+#pragma unroll
+    for (int group = 0; group <= MAIN_GROUPS; group++)
+        start_scores<T, LAST>(scores[group], wgmma_tile(in->keys.row[last_begin(group)]),
+                              wgmma_tile(in->queries.row[MAIN]));
+    wgmma_wait<0>();
+#pragma unroll
+    for (int group = 0; group <= MAIN_GROUPS; group++)
+        wgmma_ended(scores[group]);
+#pragma unroll
+    for (int i = 0; i < LAST / 2; i++)
+        if (warp < 3 || MAIN + lane / 4 + i / 2 * 8 >= tokens)
+            scores[MAIN_GROUPS][i] = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float own = -INFINITY;
+#pragma unroll
+        for (int group = 0; group <= MAIN_GROUPS; group++)
+            own = fmaxf(own, fmaxf(scores[group][i], scores[group][i + 2]));
+        own = column_max(own);
+        if (lane < 4)
+            memory->most[warp][column + i] = factor * own;
     }
-    if (MAIN + row >= plan.tokens)
-        return;
-    const float scale = 1 / sum;
-    store_four(plan.results + ((size_t)sample * plan.tokens + MAIN + row) * plan.width + blockIdx.x * DEPTH +
-                   column,
-               make_float4(sums.x * scale, sums.y * scale, sums.z * scale, sums.w * scale));
-    if (column == 0)
-        plan.logs[((size_t)sample * gridDim.x + blockIdx.x) * plan.tokens + MAIN + row] = most + log2f(sum);
+    arrive(&memory->met);
+    barrier_wait(&memory->met, 0);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float own = 0;
+        most[i] = -INFINITY;
+        for (int other = 0; other < 4; other++)
+            most[i] = fmaxf(most[i], memory->most[other][column + i]);
+#pragma unroll
+        for (int group = 0; group <= MAIN_GROUPS; group++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float *score = &scores[group][2 * half + i];
+                *score = exp2_of(fmaf(*score, factor, -most[i]));
+                own += *score;
+            }
+        own = column_sum(own);
+        if (lane < 4)
+            memory->sum[warp][column + i] = own;
+    }
+#pragma unroll
+    for (int group = 0; group <= MAIN_GROUPS; group++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (group < MAIN_GROUPS || warp == 3)
+                *reinterpret_cast<uint32_t *>(
+                    &memory->weights[last_begin(group) + 16 * warp + lane / 4 + 8 * half][column]) =
+                    pack<T>(scores[group][2 * half], scores[group][2 * half + 1]);
+    wgmma_publish();
+    arrive(&memory->met);
+    barrier_wait(&memory->met, 1);
+    wgmma_fence();
+    start_columns<T>(sums, wgmma_tile(&in->values), memory->weights);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        sum[i] = 0;
+        for (int other = 0; other < 4; other++)
+            sum[i] += memory->sum[other][column + i];
+    }
+    wgmma_wait<0>();
+    wgmma_ended(sums);
+}
+
+/* Writes what forward_last() has computed. */
+template <class T>
+static __device__ __forceinline__ void write_last(const struct forward_plan<T> &plan, uint32_t sample,
+                                                  uint32_t warp, const float (&sums)[LAST / 2],
+                                                  const float (&most)[2], const float (&sum)[2])
+{
+    const uint32_t lane = threadIdx.x % 32, row = MAIN + lane / 4, token = MAIN + lane % 4 * 2;
+    T *to = plan.results + ((size_t)sample * plan.tokens + row) * plan.width + blockIdx.x * DEPTH +
+            16 * warp + lane % 4 * 2;
+    const float scale[2] = {1 / sum[0], 1 / sum[1]};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const uint32_t word = transpose8(pack<T>(sums[2 * half] * scale[0], sums[2 * half + 1] * scale[1]));
+        if (row < plan.tokens)
+            *reinterpret_cast<uint32_t *>(to + 8 * half) = word;
+    }
+    for (int i = 0; i < 2; i++)
+        if (warp == 0 && lane < 4 && token + i < plan.tokens)
+            plan.logs[((size_t)sample * gridDim.x + blockIdx.x) * plan.tokens + token + i] =
+                most[i] + log2f(sum[i]);
 }
 
 /* Loads samples, and computes the outputs of tokens from MAIN on. */
@@ -280,7 +343,7 @@ static __device__ __forceinline__ void forward_rest(struct forward_memory *memor
                                                     const struct forward_plan<T> &plan)
 {
     const uint32_t warp = threadIdx.x / 32 % 4;
-    const bool leads = threadIdx.x == THREADS - 32; /* in a warp with fewer keys */
+    const bool leads = threadIdx.x % 128 == 0;
     uint32_t number = 0;
     if (leads) {
         load_sample(memory, plan, blockIdx.y, 0);
@@ -295,12 +358,12 @@ static __device__ __forceinline__ void forward_rest(struct forward_memory *memor
             load_sample(memory, plan, sample + gridDim.y, number + 1);
         __syncwarp();
         if (plan.tokens > MAIN) {
-            forward_last<T>(&memory->samples[number % 2], &memory->last[number % 2], warp, plan.tokens);
-        }
-        arrive(&memory->empty[number % 2]);
-        if (plan.tokens > MAIN) {
-            meet_group();
-            write_last<T>(&memory->last[number % 2], plan, sample);
+            float sums[LAST / 2], most[2], sum[2];
+            forward_last<T>(memory, &memory->samples[number % 2], warp, plan.tokens, sums, most, sum);
+            arrive(&memory->empty[number % 2]);
+            write_last<T>(plan, sample, warp, sums, most, sum);
+        } else {
+            arrive(&memory->empty[number % 2]);
         }
     }
 }
@@ -313,44 +376,45 @@ static __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) unsigned char shared[];
     struct forward_memory *memory = reinterpret_cast<struct forward_memory *>(shared);
     const uint32_t group = own_group();
-    if (threadIdx.x < 2) {
-        barrier_init(&memory->full[threadIdx.x], 1);
-        barrier_init(&memory->empty[threadIdx.x], WARPS);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) {
+            barrier_init(&memory->full[i], 1);
+            barrier_init(&memory->empty[i], WARPS);
+        }
+        barrier_init(&memory->met, 4);
         bulk_fence();
     }
     __syncthreads();
     wait_for_previous();
     allow_next();
     if (group < MAIN_GROUPS) {
-        raise_registers<MAIN_REGISTERS>();
+        raise_registers<FORWARD_MAIN_REGISTERS>();
         forward_main<T>(memory, plan, group);
     } else {
-        lower_registers<LAST_REGISTERS>();
+        lower_registers<FORWARD_LAST_REGISTERS>();
         forward_rest<T>(memory, plan);
     }
 }
 
 /* ---- Backward ---- */
 
-#define STEP   32         /* queries that a warpgroup processes at a time */
-#define PADDED (ROWS + 8) /* so that rows are in different banks */
+#define STEP 32 /* queries that a warpgroup processes at a time */
 
-/* `ds` has one tile per 64 queries, with one row per key; `left` has the other queries. After a sample, `ds`
- * has each warp's gradients of queries (rows 0 to 63), keys (64 to 127) and values (128 to 191), on their way
- * to memory. `numbers` has one entry for this sample and one for the next. `weights` has the keys from MAIN
- * on.
+/* `ds` has one tile per 64 queries, with one row per key. `left` has ds of the next 16 queries, 8 at a time.
+ * After a sample, `ds` has each warp's gradients of queries (rows 0 to 63), keys (64 to 127) and values (128
+ * to 191), on their way to memory. `numbers` has one entry for this sample and one for the next. `weights`
+ * and `last_ds` are those of the keys from MAIN on.
  *
- * Barriers: `keys_full` and `rest_full`: loads have ended. `finished`: all sums over the queries of a sample
- * are complete. `staged`: its gradients are in `ds`, and its keys are no longer needed. `written`: they have
- * been read from there. */
+ * Barriers: `keys_full`, `queries_full` and `rest_full`: loads have ended. `finished`: all sums over the
+ * queries of a sample are complete. `staged`: its gradients are in `ds`, and its keys are no longer needed.
+ * `written`: they have been read from there. */
 struct back_memory {
     struct tile keys[2], values, queries, deltas, ds[MAIN_GROUPS];
-    uint16_t left[ROWS][24];
+    uint16_t left[2][ROWS][LAST], weights[ROWS][LAST], last_ds[ROWS][LAST], ones[16][LAST];
     struct query_numbers {
         float logs[ROWS], dots[ROWS];
     } numbers[2];
-    uint16_t weights[LAST][PADDED];
-    uint64_t keys_full[2], rest_full, finished, staged, written;
+    uint64_t keys_full[2], queries_full, rest_full, finished, staged, written;
 };
 
 /* The arguments of vit_attention_backward() that the kernel needs. */
@@ -362,12 +426,6 @@ template <class T> struct back_plan {
     T *row_deltas;
     float *partial;
 };
-
-static __device__ __forceinline__ uint16_t *ds_at(struct back_memory *memory, uint32_t key, uint32_t query)
-{
-    return query < MAIN ? part_at(memory->ds[query / 64].row, key, query % 64 / 8) + query % 8
-                        : &memory->left[key][query - MAIN];
-}
 
 template <class T>
 static __device__ __forceinline__ void load_keys(struct back_memory *memory, const struct back_plan<T> &plan,
@@ -382,8 +440,9 @@ template <class T>
 static __device__ __forceinline__ void load_rest(struct back_memory *memory, const struct back_plan<T> &plan,
                                                  uint32_t sample)
 {
-    barrier_expect(&memory->rest_full, 3 * sizeof(struct tile));
-    sample_load(memory->queries.row, &plan.inputs, blockIdx.x * DEPTH, sample, &memory->rest_full);
+    barrier_expect(&memory->queries_full, sizeof(struct tile));
+    sample_load(memory->queries.row, &plan.inputs, blockIdx.x * DEPTH, sample, &memory->queries_full);
+    barrier_expect(&memory->rest_full, 2 * sizeof(struct tile));
     sample_load(memory->values.row, &plan.inputs, 2 * plan.width + blockIdx.x * DEPTH, sample,
                 &memory->rest_full);
     sample_load(memory->deltas.row, &plan.deltas, blockIdx.x * DEPTH, sample, &memory->rest_full);
@@ -409,6 +468,7 @@ static __device__ __forceinline__ void load_numbers(const struct back_plan<T> &p
                                                     uint32_t thread)
 {
     constexpr int BATCH = 7, ROUNDS = (ROWS + COUNT / 8 - 1) / (COUNT / 8);
+    thread = anew(thread);
     const size_t head = (size_t)sample * plan.tokens * plan.width + blockIdx.x * DEPTH + thread % 8 * 8;
     const float *logs = plan.logs + ((size_t)sample * gridDim.x + blockIdx.x) * plan.tokens;
 #pragma unroll
@@ -439,8 +499,12 @@ static __device__ __forceinline__ void load_numbers(const struct back_plan<T> &p
                 numbers->dots[row] = sum;
         }
     }
-    for (uint32_t row = thread; row < ROWS; row += COUNT)
-        numbers->logs[row] = row < plan.tokens ? logs[row] : INFINITY;
+#pragma unroll
+    for (int i = 0; i < (ROWS + COUNT - 1) / COUNT; i++) {
+        const uint32_t row = thread + i * COUNT;
+        if (row < ROWS)
+            numbers->logs[row] = row < plan.tokens ? logs[row] : INFINITY;
+    }
 }
 
 /* Computes the weights of N queries from their scores. `logs` are those of the first query. */
@@ -514,9 +578,10 @@ static __device__ __forceinline__ void back_main(struct back_memory *memory, con
         float key_sums[DEPTH / 2] = {}, value_sums[DEPTH / 2] = {}, scores[STEP / 2], products[STEP / 2];
         uint32_t weights[STEP / 16][4], ds[STEP / 16][4];
         barrier_wait(&memory->keys_full[number % 2], number / 2 % 2);
-        barrier_wait(&memory->rest_full, number % 2);
+        barrier_wait(&memory->queries_full, number % 2);
         wgmma_fence();
         start_scores<T, STEP>(scores, key_rows, queries);
+        barrier_wait(&memory->rest_full, number % 2);
         start_scores<T, STEP>(products, value_rows, deltas);
         if (number > 0) {
             if (lane == 0)
@@ -556,7 +621,7 @@ static __device__ __forceinline__ void back_main(struct back_memory *memory, con
             wgmma_wait<1>();
             wgmma_ended(products);
             differ<T, 16>(products, numbers->dots + MAIN, weights, inside, ds);
-            store4(&memory->left[first + lane % 16][lane / 16 * 8], ds[0]);
+            store4(memory->left[lane / 16][first + lane % 16], ds[0]);
             wgmma_fence();
             start_weighted<T, 16>(key_sums, reinterpret_cast<const uint32_t(&)[1][4]>(ds),
                                   queries + MAIN * row);
@@ -589,145 +654,121 @@ static __device__ __forceinline__ void back_main(struct back_memory *memory, con
         bulk_store_wait();
 }
 
-/* Computes weights and ds for the keys from MAIN on. The warp processes every fourth group of 16 queries. */
+/* Computes weights and ds for the keys from MAIN on. Each warp has 16 of 64 queries. The last 64 queries
+ * begin at ROWS - 64, and only those from MAIN on, which the last warp has, are new. */
 template <class T>
 static __device__ __forceinline__ void last_weights(struct back_memory *memory, struct tile *keys,
                                                     const struct back_memory::query_numbers *numbers,
                                                     uint32_t warp, uint32_t tokens)
 {
     const float factor = LOG2E / sqrtf((float)DEPTH);
-    const uint32_t lane = threadIdx.x % 32, column = lane % 4 * 2;
-    uint32_t key[DEPTH / 32][4], value[DEPTH / 32][4]; /* the fragments of B of two steps */
+    const uint32_t lane = anew(threadIdx.x % 32), column = lane % 4 * 2;
+    const uint64_t key = wgmma_tile(keys->row[MAIN]), value = wgmma_tile(memory->values.row[MAIN]);
+    const bool inside[2] = {MAIN + column < tokens, MAIN + column + 1 < tokens};
+    float scores[MAIN_GROUPS + 1][LAST / 2], products[MAIN_GROUPS + 1][LAST / 2];
+    wgmma_fence();
 #pragma unroll
-    for (int pair = 0; pair < DEPTH / 32; pair++) {
-        mma_load4(key[pair], part_at(keys->row, MAIN + lane % 8, 4 * pair + lane / 8));
-        mma_load4(value[pair], part_at(memory->values.row, MAIN + lane % 8, 4 * pair + lane / 8));
+    for (int group = 0; group <= MAIN_GROUPS; group++) {
+        start_scores<T, LAST>(scores[group], wgmma_tile(memory->queries.row[last_begin(group)]), key);
+        start_scores<T, LAST>(products[group], wgmma_tile(memory->deltas.row[last_begin(group)]), value);
     }
-    for (uint32_t first = 16 * warp; first < tokens; first += 64) {
-        float scores[4] = {}, products[4] = {};
+    wgmma_wait<0>();
 #pragma unroll
-        for (int pair = 0; pair < DEPTH / 32; pair++) {
-            uint32_t query[2][4], delta[2][4];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                get_fragment(memory->queries.row, first, 32 * pair + 16 * i, query[i]);
-                get_fragment(memory->deltas.row, first, 32 * pair + 16 * i, delta[i]);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                mma_16816(scores, query[i], key[pair] + 2 * i, T());
-                mma_16816(products, delta[i], value[pair] + 2 * i, T());
-            }
-        }
+    for (int group = 0; group <= MAIN_GROUPS; group++) {
+        wgmma_ended(scores[group]);
+        wgmma_ended(products[group]);
+        if (group == MAIN_GROUPS && warp < 3)
+            break;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const uint32_t query = first + lane / 4 + 8 * half;
+            const uint32_t query = last_begin(group) + 16 * warp + lane / 4 + 8 * half;
             const float log = numbers->logs[query], dot = numbers->dots[query];
-            const uint32_t weights = pack<T>(exp2_of(fmaf(scores[2 * half], factor, -log)),
-                                             exp2_of(fmaf(scores[2 * half + 1], factor, -log)));
+            const uint32_t weights = pack<T>(exp2_of(fmaf(scores[group][2 * half], factor, -log)),
+                                             exp2_of(fmaf(scores[group][2 * half + 1], factor, -log)));
             const float2 weight = values_of<T>(weights);
-            const uint32_t ds =
-                pack<T>(weight.x * (products[2 * half] - dot), weight.y * (products[2 * half + 1] - dot));
-            memory->weights[column][query] = (uint16_t)weights;
-            memory->weights[column + 1][query] = (uint16_t)(weights >> 16);
-            *ds_at(memory, MAIN + column, query) = MAIN + column < tokens ? (uint16_t)ds : 0;
-            *ds_at(memory, MAIN + column + 1, query) = MAIN + column + 1 < tokens ? (uint16_t)(ds >> 16) : 0;
-        }
-    }
-}
-
-/* Writes columns `column` and column + 1, and 8 more of both, of row MAIN + lane / 4 of a gradient, if this
- * row exists. Returns the sums of these columns over the rows, for all lanes. */
-template <class T>
-static __device__ __forceinline__ void write_last(const struct back_plan<T> &plan, uint32_t sample,
-                                                  uint32_t which, uint32_t column, float factor,
-                                                  const float (&sums)[2][4], float (&columns)[2][2])
-{
-    const uint32_t row = MAIN + threadIdx.x % 32 / 4;
-    T *to = plan.row_deltas + ((size_t)sample * plan.tokens + row) * 3 * plan.width + which * plan.width +
-            blockIdx.x * DEPTH + column;
+            const uint32_t ds = pack<T>(inside[0] ? weight.x * (products[group][2 * half] - dot) : 0,
+                                        inside[1] ? weight.y * (products[group][2 * half + 1] - dot) : 0);
+            *reinterpret_cast<uint32_t *>(&memory->weights[query][column]) = weights;
+            *reinterpret_cast<uint32_t *>(&memory->last_ds[query][column]) = ds;
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-        if (row < plan.tokens)
-            *reinterpret_cast<uint32_t *>(to + 8 * n) = pack<T>(factor * sums[n][0], factor * sums[n][1]);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            columns[n][i] = row < plan.tokens ? factor * sums[n][i] : 0;
-            for (int apart = 4; apart < 32; apart *= 2)
-                columns[n][i] += __shfl_xor_sync(~0u, columns[n][i], apart);
+            for (int i = 0; i < 2; i++) {
+                uint16_t *to = group < MAIN_GROUPS
+                                   ? part_at(memory->ds[group].row + MAIN, column + i, 2 * warp + half)
+                                   : memory->left[half][MAIN + column + i];
+                to[lane / 4] = (uint16_t)(ds >> 16 * i);
+            }
         }
     }
 }
 
-/* Computes 16 columns, from `first` on, of the gradients of keys and values from MAIN on. */
+/* Computes the gradients of keys and values from MAIN on. */
 template <class T>
-static __device__ __forceinline__ void last_keys(struct back_memory *memory, uint32_t first, uint32_t tokens,
-                                                 float (&key_sums)[2][4], float (&value_sums)[2][4])
+static __device__ __forceinline__ void last_keys(struct back_memory *memory, float (&key_sums)[LAST / 2],
+                                                 float (&value_sums)[LAST / 2])
 {
-    const uint32_t lane = threadIdx.x % 32, key = lane / 4, column = lane % 4 * 2;
-#pragma unroll 2
-    for (uint32_t query = 0; query < tokens; query += 16) {
-        uint32_t delta[4], other[4], weights[4] = {}, ds[4] = {};
-        get_transposed(memory->deltas.row, query, first, delta);
-        get_transposed(memory->queries.row, query, first, other);
-        for (int i = 0; i < 2; i++) {
-            weights[2 * i] =
-                *reinterpret_cast<const uint32_t *>(&memory->weights[key][query + column + 8 * i]);
-            ds[2 * i] =
-                *reinterpret_cast<const uint32_t *>(ds_at(memory, MAIN + key, query + column + 8 * i));
-        }
-        mma_16816(value_sums[0], weights, delta, T());
-        mma_16816(value_sums[1], weights, delta + 2, T());
-        mma_16816(key_sums[0], ds, other, T());
-        mma_16816(key_sums[1], ds, other + 2, T());
-    }
+    wgmma_fence();
+    start_columns<T>(value_sums, wgmma_tile(&memory->deltas), memory->weights);
+    start_columns<T>(key_sums, wgmma_tile(&memory->queries), memory->last_ds);
+    wgmma_wait<0>();
+    wgmma_ended(value_sums);
+    wgmma_ended(key_sums);
 }
 
-/* Computes 16 columns, from `first` on, of the gradients of queries from MAIN on. */
+/* Computes the gradients of queries from MAIN on. */
 template <class T>
 static __device__ __forceinline__ void last_queries(struct back_memory *memory, struct tile *keys,
-                                                    uint32_t first, uint32_t tokens, float (&sums)[2][4])
+                                                    float (&sums)[LAST / 2])
 {
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t word[ROWS / 16][4], a[ROWS / 16][4];
+    wgmma_fence();
+    start_columns<T>(sums, wgmma_tile(keys), memory->left[0]);
+    wgmma_wait<0>();
+    wgmma_ended(sums);
+}
+
+/* Writes a warp's 16 columns, from `first` on, of a gradient of the tokens from MAIN on. Sets columns[0] and
+ * columns[1] to the sums over these tokens of columns first + lane / 4 and first + lane / 4 + 8. */
+template <class T>
+static __device__ __forceinline__ void write_last(const struct back_plan<T> &plan, uint32_t sample,
+                                                  uint32_t which, uint32_t first, float factor,
+                                                  const float (&sums)[LAST / 2], float (&columns)[2])
+{
+    const uint32_t lane = threadIdx.x % 32, row = MAIN + lane / 4, token = MAIN + lane % 4 * 2;
+    T *to = plan.row_deltas + ((size_t)sample * plan.tokens + row) * 3 * plan.width + which * plan.width +
+            blockIdx.x * DEPTH + first + lane % 4 * 2;
 #pragma unroll
-    for (uint32_t part = 0; part < ROWS / 16; part += 4) {
-#pragma unroll
-        for (uint32_t i = part; i < part + 4 && i < ROWS / 16; i++) {
-            mma_load4_transposed(a[i], &memory->left[16 * i + lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
-            get_transposed(keys->row, 16 * i, first, word[i]);
-        }
-#pragma unroll
-        for (uint32_t i = part; i < part + 4 && i < ROWS / 16; i++) {
-            mma_16816(sums[0], a[i], word[i], T());
-            mma_16816(sums[1], a[i], word[i] + 2, T());
-        }
+    for (int half = 0; half < 2; half++) {
+        const float a = factor * sums[2 * half], b = factor * sums[2 * half + 1];
+        const uint32_t word = transpose8(pack<T>(a, b));
+        if (row < plan.tokens)
+            *reinterpret_cast<uint32_t *>(to + 8 * half) = word;
+        columns[half] = row_sum((token < plan.tokens ? a : 0) + (token + 1 < plan.tokens ? b : 0));
     }
 }
 
-/* Adds the staged gradients of 16 columns, from `first` on, to `columns`, for one of the three gradients. The
- * rows are multiplied by ones. */
+/* Adds the sums of the staged gradients over the tokens to `columns`; see write_last(). */
 template <class T>
-static __device__ __forceinline__ void add_columns(struct back_memory *memory, uint32_t which, uint32_t first,
-                                                   float (&columns)[2][2])
+static __device__ __forceinline__ void add_columns(struct back_memory *memory, float (&columns)[3][2])
 {
-    const uint32_t one = pack<T>(1, 1), ones[4] = {one, one, one, one};
-    float sums[2][4] = {};
+    const uint64_t ones = wgmma_pieces(shared_at(memory->ones) / 16, 8, 0);
+    float sums[3][LAST / 2];
+    wgmma_fence();
 #pragma unroll
-    for (int group = 0; group < MAIN_GROUPS; group++) {
-        uint32_t word[HEIGHT / 16][4];
+    for (int which = 0; which < 3; which++)
 #pragma unroll
-        for (int i = 0; i < HEIGHT / 16; i++)
-            get_transposed(memory->ds[group].row, which * HEIGHT + 16 * i, first, word[i]);
+        for (int group = 0; group < MAIN_GROUPS; group++)
 #pragma unroll
-        for (int i = 0; i < HEIGHT / 16; i++) {
-            mma_16816(sums[0], ones, word[i], T());
-            mma_16816(sums[1], ones, word[i] + 2, T());
-        }
+            for (int step = 0; step < HEIGHT / 16; step++)
+                wgmma<T, LAST, 1, 1>(sums[which],
+                                     wgmma_tile(memory->ds[group].row[which * HEIGHT + 16 * step]), ones,
+                                     group + step > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int which = 0; which < 3; which++) {
+        wgmma_ended(sums[which]);
+        for (int half = 0; half < 2; half++)
+            columns[which][half] += sums[which][2 * half];
     }
-    for (int n = 0; n < 2; n++)
-        for (int i = 0; i < 2; i++)
-            columns[n][i] += sums[n][i];
 }
 
 /* Loads samples, computes the gradients of queries, keys and values from MAIN on, and the sums of all
@@ -737,7 +778,7 @@ static __device__ __forceinline__ void back_rest(struct back_memory *memory, con
 {
     const float factor = 1 / sqrtf((float)DEPTH);
     const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, first = 16 * warp,
-                   column = first + lane % 4 * 2, tokens = plan.tokens;
+                   tokens = plan.tokens;
     const bool leads = threadIdx.x % 128 == 0;
     uint32_t number = 0;
     if (leads) {
@@ -750,48 +791,46 @@ static __device__ __forceinline__ void back_rest(struct back_memory *memory, con
     for (uint32_t sample = blockIdx.y; sample < plan.samples; sample += gridDim.y, number++) {
         const uint32_t next = sample + gridDim.y;
         struct tile *keys = &memory->keys[number % 2];
-        float columns[3][2][2] = {};
+        float columns[3][2] = {};
         if (leads && next < plan.samples)
             fetch_rest(plan, next);
         __syncwarp();
         barrier_wait(&memory->keys_full[number % 2], number / 2 % 2);
+        barrier_wait(&memory->queries_full, number % 2);
         barrier_wait(&memory->rest_full, number % 2);
         if (tokens > MAIN) {
-            float key_sums[2][4] = {}, value_sums[2][4] = {};
+            float key_sums[LAST / 2], value_sums[LAST / 2];
             last_weights<T>(memory, keys, &memory->numbers[number % 2], warp, tokens);
+            wgmma_publish();
             meet_group();
-            last_keys<T>(memory, first, tokens, key_sums, value_sums);
-            write_last<T>(plan, sample, 1, column, factor, key_sums, columns[1]);
-            write_last<T>(plan, sample, 2, column, 1, value_sums, columns[2]);
+            last_keys<T>(memory, key_sums, value_sums);
+            write_last<T>(plan, sample, 1, first, factor, key_sums, columns[1]);
+            write_last<T>(plan, sample, 2, first, 1, value_sums, columns[2]);
         }
         if (next < plan.samples)
             load_numbers<T, 128>(plan, next, &memory->numbers[(number + 1) % 2], threadIdx.x % 128);
-        wgmma_publish();
         arrive(&memory->finished);
         barrier_wait(&memory->finished, number % 2);
         if (leads && next < plan.samples)
             load_rest(memory, plan, next);
         __syncwarp();
         if (tokens > MAIN) {
-            float sums[2][4] = {};
-            last_queries<T>(memory, keys, first, tokens, sums);
-            write_last<T>(plan, sample, 0, column, factor, sums, columns[0]);
+            float sums[LAST / 2];
+            last_queries<T>(memory, keys, sums);
+            write_last<T>(plan, sample, 0, first, factor, sums, columns[0]);
         }
         barrier_wait(&memory->staged, number % 2);
         meet_group(); /* all warps have read the keys */
         if (leads && next + gridDim.y < plan.samples)
             load_keys(memory, plan, next + gridDim.y, number);
         __syncwarp();
-#pragma unroll
-        for (uint32_t which = 0; which < 3; which++)
-            add_columns<T>(memory, which, first, columns[which]);
+        add_columns<T>(memory, columns);
         arrive(&memory->written);
-        if (lane < 4)
+        if (lane % 4 == 0)
             for (uint32_t which = 0; which < 3; which++)
-                for (uint32_t n = 0; n < 2; n++)
-                    *reinterpret_cast<float2 *>(plan.partial + ((size_t)sample * 3 + which) * plan.width +
-                                                blockIdx.x * DEPTH + column + 8 * n) =
-                        make_float2(columns[which][n][0], columns[which][n][1]);
+                for (uint32_t half = 0; half < 2; half++)
+                    plan.partial[((size_t)sample * 3 + which) * plan.width + blockIdx.x * DEPTH + first +
+                                 lane / 4 + 8 * half] = columns[which][half];
     }
 }
 
@@ -806,6 +845,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         barrier_init(&memory->keys_full[0], 1);
         barrier_init(&memory->keys_full[1], 1);
+        barrier_init(&memory->queries_full, 1);
         barrier_init(&memory->rest_full, 1);
         barrier_init(&memory->finished, WARPS);
         barrier_init(&memory->staged, 4 * MAIN_GROUPS);
@@ -816,15 +856,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (uint32_t i = threadIdx.x; i < (ROWS - MAIN) * TILE_WIDTH * MAIN_GROUPS; i += THREADS)
         memory->ds[i / ((ROWS - MAIN) * TILE_WIDTH)]
             .row[MAIN + i / TILE_WIDTH % (ROWS - MAIN)][i % TILE_WIDTH] = 0;
-    for (uint32_t i = threadIdx.x; i < ROWS * 24; i += THREADS)
-        memory->left[i / 24][i % 24] = 0;
+    for (uint32_t i = threadIdx.x; i < 2 * ROWS * LAST; i += THREADS)
+        memory->left[i / (ROWS * LAST)][i / LAST % ROWS][i % LAST] = 0;
+    if (threadIdx.x < 16 * LAST)
+        memory->ones[threadIdx.x / LAST][threadIdx.x % LAST] = (uint16_t)pack<T>(1, 1);
+    wgmma_publish();
     load_numbers<T, THREADS>(plan, blockIdx.y, memory->numbers, threadIdx.x);
     __syncthreads();
     if (group < MAIN_GROUPS) {
-        raise_registers<MAIN_REGISTERS>();
+        raise_registers<BACK_MAIN_REGISTERS>();
         back_main<T>(memory, plan, group);
     } else {
-        lower_registers<LAST_REGISTERS>();
+        lower_registers<BACK_LAST_REGISTERS>();
         back_rest<T>(memory, plan);
     }
 }
@@ -834,8 +877,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 template <class T> enum status hopper_fits(const struct vit_attention<T> *attention, bool *fits)
 {
     TRY(on_hopper(fits));
-    *fits =
-        *fits && attention->rows.tokens <= MAIN + LAST && attention->rows.width / attention->heads == DEPTH;
+    *fits = *fits && attention->rows.tokens > MAIN - HEIGHT && attention->rows.tokens <= MAIN + LAST &&
+            attention->rows.width / attention->heads == DEPTH;
     return STATUS_OK;
 }
 

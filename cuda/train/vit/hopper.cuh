@@ -189,6 +189,15 @@ static __device__ __forceinline__ void store4(void *row, const uint32_t word[4])
                  : "memory");
 }
 
+/* Transposes an 8 x 8 matrix of 16-bit values: lane l has columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
+ */
+static __device__ __forceinline__ uint32_t transpose8(uint32_t word)
+{
+    uint32_t transposed;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+    return transposed;
+}
+
 /* ---- Tiles ---- */
 
 #define HEIGHT 64               /* rows that a warpgroup multiplies at a time */
@@ -216,15 +225,6 @@ static __device__ __forceinline__ void get_fragment(tile_row *tile, uint32_t row
 {
     const uint32_t lane = threadIdx.x % 32;
     mma_load4(word, part_at(tile, row + lane % 16, column / 8 + lane / 16));
-}
-
-/* Loads the transposed fragment: words 0 and 1 are the fragment of B for columns `column` to column + 7,
- * words 2 and 3 for the next 8 columns. The rows of the tile run along the summed dimension. */
-static __device__ __forceinline__ void get_transposed(tile_row *tile, uint32_t row, uint32_t column,
-                                                      uint32_t word[4])
-{
-    const uint32_t lane = threadIdx.x % 32;
-    mma_load4_transposed(word, part_at(tile, row + lane % 16, column / 8 + lane / 16));
 }
 
 /* Starts copying 16 rows, from row `first` on, from global memory to a tile. `from` has `count` rows; further
