@@ -398,7 +398,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Backward ---- */
 
-#define STEP 32 /* queries that a warpgroup processes at a time */
+#define STEP 48 /* queries that a warpgroup processes at a time */
 
 /* `ds` has one tile per 64 queries, with one row per key. `left` has ds of the next 16 queries, 8 at a time.
  * After a sample, `ds` has each warp's gradients of queries (rows 0 to 63), keys (64 to 127) and values (128
@@ -509,8 +509,8 @@ static __device__ __forceinline__ void load_numbers(const struct back_plan<T> &p
 
 /* Computes the weights of N queries from their scores. `logs` are those of the first query. */
 template <class T, int N>
-static __device__ __forceinline__ void weigh(const float (&scores)[STEP / 2], const float *logs,
-                                             uint32_t (&weights)[STEP / 16][4])
+static __device__ __forceinline__ void weigh(const float (&scores)[N / 2], const float *logs,
+                                             uint32_t (&weights)[N / 16][4])
 {
     const float factor = LOG2E / sqrtf((float)DEPTH);
 #pragma unroll
@@ -528,9 +528,9 @@ static __device__ __forceinline__ void weigh(const float (&scores)[STEP / 2], co
 /* Computes ds of N queries from `products`, which are g . v. `inside`: these keys exist. For others, ds must
  * be 0: otherwise it could be infinite, and infinity times 0 (the key) is NaN. */
 template <class T, int N>
-static __device__ __forceinline__ void differ(const float (&products)[STEP / 2], const float *dots,
-                                              const uint32_t (&weights)[STEP / 16][4], const bool inside[2],
-                                              uint32_t (&ds)[STEP / 16][4])
+static __device__ __forceinline__ void differ(const float (&products)[N / 2], const float *dots,
+                                              const uint32_t (&weights)[N / 16][4], const bool inside[2],
+                                              uint32_t (&ds)[N / 16][4])
 {
 #pragma unroll
     for (int step = 0; step < N / 16; step++)
@@ -557,8 +557,8 @@ static __device__ __forceinline__ void start_queries(uint64_t a, uint64_t b, flo
     wgmma_commit();
 }
 
-/* Computes the gradients of 64 queries, keys and values in all samples of the block. The products for the
- * next queries begin before those of these queries end. */
+/* Computes the gradients of 64 queries, keys and values in all samples of the block, from STEP queries at a
+ * time. `products` are first the scores, then g . v. While a warpgroup waits for them, others compute. */
 template <class T>
 static __device__ __forceinline__ void back_main(struct back_memory *memory, const struct back_plan<T> &plan,
                                                  uint32_t group)
@@ -575,60 +575,59 @@ static __device__ __forceinline__ void back_main(struct back_memory *memory, con
     for (uint32_t sample = blockIdx.y; sample < plan.samples; sample += gridDim.y, number++) {
         const struct back_memory::query_numbers *numbers = &memory->numbers[number % 2];
         const uint64_t keys = wgmma_tile(&memory->keys[number % 2]), key_rows = keys + begin * row;
-        float key_sums[DEPTH / 2] = {}, value_sums[DEPTH / 2] = {}, scores[STEP / 2], products[STEP / 2];
-        uint32_t weights[STEP / 16][4], ds[STEP / 16][4];
+        float key_sums[DEPTH / 2] = {}, value_sums[DEPTH / 2] = {}, products[STEP / 2], last[16 / 2];
+        uint32_t last_weights[1][4], last_ds[1][4];
         barrier_wait(&memory->keys_full[number % 2], number / 2 % 2);
         barrier_wait(&memory->queries_full, number % 2);
         wgmma_fence();
-        start_scores<T, STEP>(scores, key_rows, queries);
-        barrier_wait(&memory->rest_full, number % 2);
-        start_scores<T, STEP>(products, value_rows, deltas);
+        start_scores<T, STEP>(products, key_rows, queries);
         if (number > 0) {
             if (lane == 0)
                 bulk_store_wait();
             arrive(&memory->written);
         }
+        barrier_wait(&memory->rest_full, number % 2);
 #pragma unroll
         for (uint32_t query = 0; query < MAIN; query += STEP) {
+            uint32_t weights[STEP / 16][4], ds[STEP / 16][4];
             if (query == 0)
-                wgmma_wait<1>();
+                wgmma_wait<0>();
             else
-                wgmma_wait<2>();
-            wgmma_ended(scores);
-            weigh<T, STEP>(scores, numbers->logs + query, weights);
+                wgmma_wait<1>();
+            wgmma_ended(products);
+            weigh<T, STEP>(products, numbers->logs + query, weights);
             wgmma_fence();
+            start_scores<T, STEP>(products, value_rows, deltas + query * row);
             start_weighted<T, STEP>(value_sums, weights, deltas + query * row);
-            start_scores<T, STEP>(scores, key_rows, queries + (query + STEP) * row);
-            wgmma_wait<2>();
+            wgmma_wait<1>();
             wgmma_ended(products);
             differ<T, STEP>(products, numbers->dots + query, weights, inside, ds);
             if (query == 0)
                 barrier_wait(&memory->written, number % 2 ^ 1);
+            wgmma_fence();
+            if (query + STEP < MAIN)
+                start_scores<T, STEP>(products, key_rows, queries + (query + STEP) * row);
+            else
+                start_scores<T, 16>(last, key_rows, queries + MAIN * row);
+            start_weighted<T, STEP>(key_sums, ds, queries + query * row);
 #pragma unroll
             for (int step = 0; step < STEP / 16; step++)
-                put_fragment(memory->ds[query / 64].row, first, query % 64 + 16 * step, ds[step]);
-            wgmma_fence();
-            start_weighted<T, STEP>(key_sums, ds, queries + query * row);
-            start_scores<T, STEP>(products, value_rows, deltas + (query + STEP) * row);
+                put_fragment(memory->ds[(query + 16 * step) / 64].row, first, (query + 16 * step) % 64,
+                             ds[step]);
         }
-        { /* at most LAST further queries */
-            wgmma_wait<2>();
-            wgmma_ended(scores);
-            weigh<T, 16>(scores, numbers->logs + MAIN, weights);
-            wgmma_fence();
-            start_weighted<T, 16>(value_sums, reinterpret_cast<const uint32_t(&)[1][4]>(weights),
-                                  deltas + MAIN * row);
-            wgmma_wait<1>();
-            wgmma_ended(products);
-            differ<T, 16>(products, numbers->dots + MAIN, weights, inside, ds);
-            store4(memory->left[lane / 16][first + lane % 16], ds[0]);
-            wgmma_fence();
-            start_weighted<T, 16>(key_sums, reinterpret_cast<const uint32_t(&)[1][4]>(ds),
-                                  queries + MAIN * row);
-        }
+        wgmma_wait<1>(); /* at most LAST further queries */
+        wgmma_ended(last);
+        weigh<T, 16>(last, numbers->logs + MAIN, last_weights);
+        wgmma_fence();
+        start_scores<T, 16>(last, value_rows, deltas + MAIN * row);
+        start_weighted<T, 16>(value_sums, last_weights, deltas + MAIN * row);
+        wgmma_wait<1>();
+        wgmma_ended(last);
+        differ<T, 16>(last, numbers->dots + MAIN, last_weights, inside, last_ds);
+        store4(memory->left[lane / 16][first + lane % 16], last_ds[0]);
+        wgmma_fence();
+        start_weighted<T, 16>(key_sums, last_ds, queries + MAIN * row);
         wgmma_wait<0>();
-        wgmma_ended(scores);
-        wgmma_ended(products);
         wgmma_ended(value_sums);
         wgmma_ended(key_sums);
         wgmma_publish();

@@ -99,6 +99,7 @@ static __device__ __forceinline__ void wgmma_publish(void)
 #define SUMS4  "%0, %1, %2, %3"
 #define SUMS8  SUMS4 ", %4, %5, %6, %7"
 #define SUMS16 SUMS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS24 SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define SUMS32 SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SUMS36 SUMS32 ", %32, %33, %34, %35"
 #define SUMS48 SUMS32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -111,6 +112,7 @@ static __device__ __forceinline__ void wgmma_publish(void)
 #define OUT4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUT8(i)  OUT4(i), OUT4(i + 4)
 #define OUT16(i) OUT8(i), OUT8(i + 8)
+#define OUT24(i) OUT16(i), OUT8(i + 16)
 #define OUT32(i) OUT16(i), OUT16(i + 16)
 #define OUT36(i) OUT32(i), OUT4(i + 32)
 #define OUT48(i) OUT32(i), OUT16(i + 32)
@@ -125,7 +127,7 @@ static __device__ __forceinline__ void wgmma_publish(void)
 template <class T, int N, int TRANSPOSE_A, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 {
-    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 72 || N == 96 || N == 128 || N == 192,
+    static_assert(N == 8 || N == 16 || N == 32 || N == 48 || N == 64 || N == 72 || N == 96 || N == 128 || N == 192,
                   "no wrapper for this number of columns");
     if constexpr (N == 8)
         WGMMA_OF("8", SUMS4, "%4", "%5", "%6", "1, 1, %7, %8", OUT4(0), A_TILE);
@@ -133,6 +135,8 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint
         WGMMA_OF("16", SUMS8, "%8", "%9", "%10", "1, 1, %11, %12", OUT8(0), A_TILE);
     else if constexpr (N == 32)
         WGMMA_OF("32", SUMS16, "%16", "%17", "%18", "1, 1, %19, %20", OUT16(0), A_TILE);
+    else if constexpr (N == 48)
+        WGMMA_OF("48", SUMS24, "%24", "%25", "%26", "1, 1, %27, %28", OUT24(0), A_TILE);
     else if constexpr (N == 64)
         WGMMA_OF("64", SUMS32, "%32", "%33", "%34", "1, 1, %35, %36", OUT32(0), A_TILE);
     else if constexpr (N == 72)
@@ -163,6 +167,7 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (
 #undef SUMS4
 #undef SUMS8
 #undef SUMS16
+#undef SUMS24
 #undef SUMS32
 #undef SUMS36
 #undef SUMS48
@@ -171,6 +176,7 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (
 #undef OUT4
 #undef OUT8
 #undef OUT16
+#undef OUT24
 #undef OUT32
 #undef OUT36
 #undef OUT48
