@@ -29,8 +29,8 @@ struct tile {
     tile_row row[ROWS];
 };
 
-/* Returns its argument. The compiler computes what depends on it in each iteration of a loop: the last
- * warpgroup has too few registers for values of all iterations. */
+/* Returns its argument. The compiler computes what depends on it in each iteration of a loop: there are too
+ * few registers for values of all iterations. */
 static __device__ __forceinline__ uint32_t anew(uint32_t number)
 {
     asm volatile("" : "+r"(number));
@@ -407,7 +407,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
  *
  * Barriers: `keys_full`, `queries_full` and `rest_full`: loads have ended. `finished`: all sums over the
  * queries of a sample are complete. `staged`: its gradients are in `ds`, and its keys are no longer needed.
- * `written`: they have been read from there. */
+ * `written`: they have been read from there, and the numbers of the next sample are complete. */
 struct back_memory {
     struct tile keys[2], values, queries, deltas, ds[MAIN_GROUPS];
     uint16_t left[2][ROWS][LAST], weights[ROWS][LAST], last_ds[ROWS][LAST], ones[16][LAST];
@@ -570,7 +570,6 @@ static __device__ __forceinline__ void back_main(struct back_memory *memory, con
     const uint64_t row = sizeof(tile_row) >> 4; /* in units of descriptors */
     const uint64_t value_rows = wgmma_tile(memory->values.row[begin]), queries = wgmma_tile(&memory->queries),
                    deltas = wgmma_tile(&memory->deltas);
-    tile_row *staged = memory->ds[group].row + own;
     uint32_t number = 0;
     for (uint32_t sample = blockIdx.y; sample < plan.samples; sample += gridDim.y, number++) {
         const struct back_memory::query_numbers *numbers = &memory->numbers[number % 2];
@@ -586,6 +585,7 @@ static __device__ __forceinline__ void back_main(struct back_memory *memory, con
                 bulk_store_wait();
             arrive(&memory->written);
         }
+        barrier_wait(&memory->written, number % 2 ^ 1);
         barrier_wait(&memory->rest_full, number % 2);
 #pragma unroll
         for (uint32_t query = 0; query < MAIN; query += STEP) {
@@ -602,8 +602,6 @@ static __device__ __forceinline__ void back_main(struct back_memory *memory, con
             wgmma_wait<1>();
             wgmma_ended(products);
             differ<T, STEP>(products, numbers->dots + query, weights, inside, ds);
-            if (query == 0)
-                barrier_wait(&memory->written, number % 2 ^ 1);
             wgmma_fence();
             if (query + STEP < MAIN)
                 start_scores<T, STEP>(products, key_rows, queries + (query + STEP) * row);
@@ -633,11 +631,15 @@ static __device__ __forceinline__ void back_main(struct back_memory *memory, con
         wgmma_publish();
         arrive(&memory->finished);
         barrier_wait(&memory->finished, number % 2);
+        if (threadIdx.x == 0 && sample + gridDim.y < plan.samples)
+            load_rest(memory, plan, sample + gridDim.y);
+        __syncwarp();
         float query_sums[DEPTH / 2];
         start_queries<T>(wgmma_tile(&memory->ds[group]), keys, query_sums);
         wgmma_wait<0>();
         wgmma_ended(query_sums);
         meet_group(); /* all warps have read the tile of ds */
+        tile_row *staged = memory->ds[group].row + anew(own);
         stage_rows<T>(staged, query_sums, factors, inside);
         stage_rows<T>(staged + HEIGHT, key_sums, factors, inside);
         stage_rows<T>(staged + 2 * HEIGHT, value_sums, ones, inside);
@@ -770,8 +772,8 @@ static __device__ __forceinline__ void add_columns(struct back_memory *memory, f
     }
 }
 
-/* Loads samples, computes the gradients of queries, keys and values from MAIN on, and the sums of all
- * gradients over the tokens. Warp w has columns 16 w to 16 w + 15. */
+/* Loads keys and numbers, computes the gradients of queries, keys and values from MAIN on, and the sums of
+ * all gradients over the tokens. Warp w has columns 16 w to 16 w + 15. */
 template <class T>
 static __device__ __forceinline__ void back_rest(struct back_memory *memory, const struct back_plan<T> &plan)
 {
@@ -806,13 +808,10 @@ static __device__ __forceinline__ void back_rest(struct back_memory *memory, con
             write_last<T>(plan, sample, 1, first, factor, key_sums, columns[1]);
             write_last<T>(plan, sample, 2, first, 1, value_sums, columns[2]);
         }
+        arrive(&memory->finished);
         if (next < plan.samples)
             load_numbers<T, 128>(plan, next, &memory->numbers[(number + 1) % 2], threadIdx.x % 128);
-        arrive(&memory->finished);
         barrier_wait(&memory->finished, number % 2);
-        if (leads && next < plan.samples)
-            load_rest(memory, plan, next);
-        __syncwarp();
         if (tokens > MAIN) {
             float sums[LAST / 2];
             last_queries<T>(memory, keys, sums);

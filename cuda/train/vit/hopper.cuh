@@ -127,7 +127,8 @@ static __device__ __forceinline__ void wgmma_publish(void)
 template <class T, int N, int TRANSPOSE_A, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 {
-    static_assert(N == 8 || N == 16 || N == 32 || N == 48 || N == 64 || N == 72 || N == 96 || N == 128 || N == 192,
+    static_assert(N == 8 || N == 16 || N == 32 || N == 48 || N == 64 || N == 72 || N == 96 || N == 128 ||
+                      N == 192,
                   "no wrapper for this number of columns");
     if constexpr (N == 8)
         WGMMA_OF("8", SUMS4, "%4", "%5", "%6", "1, 1, %7, %8", OUT4(0), A_TILE);
