@@ -40,7 +40,8 @@ template <class T> struct vit_block {
 /* The gradients of a block's weights and biases are computed on a stream of their own, because no later
  * kernel of the backward pass needs them. On few multiprocessors, they are limited by tensor cores rather
  * than by memory, and attention's backward pass needs little of the memory's bandwidth. The main stream waits
- * for an event of the latest block before it overwrites what the side stream reads. */
+ * for an event of the latest block before it overwrites what the side stream reads. Kernels of wide layers
+ * fill the device: no multiprocessors are spared for this stream, and it is the main stream. */
 struct vit_side {
     cudaStream_t stream;
     cudaEvent_t begin;     /* on the main stream: what the next kernels of this stream read is complete */
@@ -463,24 +464,28 @@ template <class T> static size_t partial_values(const struct vit<T> *vit)
     return most;
 }
 
-static enum status side_open(struct vit_side *side)
+template <class T> static enum status side_open(struct vit<T> *vit)
 {
-    /* The priority is above that of the main stream, and below that of exchanges. */
-    CUDA_TRY(cudaStreamCreateWithPriority(&side->stream, cudaStreamNonBlocking, -1));
+    struct vit_side *side = &vit->side;
+    side->stream = vit->stream;
+    if (vit->spared > 0) /* the priority is above that of the main stream, and below that of exchanges */
+        CUDA_TRY(cudaStreamCreateWithPriority(&side->stream, cudaStreamNonBlocking, -1));
     for (cudaEvent_t *event : {&side->begin, &side->hidden, &side->attention, &side->block})
         CUDA_TRY(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     return STATUS_OK;
 }
 
-static void side_close(struct vit_side *side)
+template <class T> static void side_close(struct vit<T> *vit)
 {
-    destroy(side->begin, side->hidden, side->attention, side->block, side->stream);
+    const struct vit_side *side = &vit->side;
+    destroy(side->begin, side->hidden, side->attention, side->block,
+            side->stream == vit->stream ? nullptr : side->stream);
 }
 
 template <class T> static enum status open_learning(struct vit<T> *vit)
 {
     const size_t values = vit->train->model->arena_values;
-    TRY(side_open(&vit->side));
+    TRY(side_open<T>(vit));
     vit->allocations.part = MEMORY_WORKSPACE;
     TRY(vit_sums_open(&vit->allocations, partial_values<T>(vit), vit->fused ? VIT_WEIGHTS_ROOM : 0,
                       &vit->sums));
@@ -1232,7 +1237,7 @@ template <class T> static void vit_close(void *state)
     for (struct vit_graphs &graphs : vit->graphs)
         graphs_close(&graphs);
     vit_multiplier_close(vit->multiplier);
-    side_close(&vit->side);
+    side_close<T>(vit);
     device_engine_close(vit);
     free(vit->slots);
     free(vit);

@@ -99,6 +99,7 @@ static __device__ __forceinline__ void wgmma_publish(void)
 #define SUMS4  "%0, %1, %2, %3"
 #define SUMS8  SUMS4 ", %4, %5, %6, %7"
 #define SUMS16 SUMS8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS24 SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define SUMS32 SUMS16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SUMS36 SUMS32 ", %32, %33, %34, %35"
 #define SUMS48 SUMS32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -111,6 +112,7 @@ static __device__ __forceinline__ void wgmma_publish(void)
 #define OUT4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUT8(i)  OUT4(i), OUT4(i + 4)
 #define OUT16(i) OUT8(i), OUT8(i + 8)
+#define OUT24(i) OUT16(i), OUT8(i + 16)
 #define OUT32(i) OUT16(i), OUT16(i + 16)
 #define OUT36(i) OUT32(i), OUT4(i + 32)
 #define OUT48(i) OUT32(i), OUT16(i + 32)
@@ -125,7 +127,8 @@ static __device__ __forceinline__ void wgmma_publish(void)
 template <class T, int N, int TRANSPOSE_A, int TRANSPOSE_B>
 static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 {
-    static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 72 || N == 96 || N == 128 || N == 192,
+    static_assert(N == 8 || N == 16 || N == 32 || N == 48 || N == 64 || N == 72 || N == 96 || N == 128 ||
+                      N == 192,
                   "no wrapper for this number of columns");
     if constexpr (N == 8)
         WGMMA_OF("8", SUMS4, "%4", "%5", "%6", "1, 1, %7, %8", OUT4(0), A_TILE);
@@ -133,6 +136,8 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint
         WGMMA_OF("16", SUMS8, "%8", "%9", "%10", "1, 1, %11, %12", OUT8(0), A_TILE);
     else if constexpr (N == 32)
         WGMMA_OF("32", SUMS16, "%16", "%17", "%18", "1, 1, %19, %20", OUT16(0), A_TILE);
+    else if constexpr (N == 48)
+        WGMMA_OF("48", SUMS24, "%24", "%25", "%26", "1, 1, %27, %28", OUT24(0), A_TILE);
     else if constexpr (N == 64)
         WGMMA_OF("64", SUMS32, "%32", "%33", "%34", "1, 1, %35, %36", OUT32(0), A_TILE);
     else if constexpr (N == 72)
@@ -163,6 +168,7 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (
 #undef SUMS4
 #undef SUMS8
 #undef SUMS16
+#undef SUMS24
 #undef SUMS32
 #undef SUMS36
 #undef SUMS48
@@ -171,6 +177,7 @@ static __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (
 #undef OUT4
 #undef OUT8
 #undef OUT16
+#undef OUT24
 #undef OUT32
 #undef OUT36
 #undef OUT48
@@ -187,6 +194,15 @@ static __device__ __forceinline__ void store4(void *row, const uint32_t word[4])
                      (uint32_t)__cvta_generic_to_shared(row)),
                  "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                  : "memory");
+}
+
+/* Transposes an 8 x 8 matrix of 16-bit values: lane l has columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
+ */
+static __device__ __forceinline__ uint32_t transpose8(uint32_t word)
+{
+    uint32_t transposed;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+    return transposed;
 }
 
 /* ---- Tiles ---- */
@@ -246,6 +262,24 @@ static __device__ __forceinline__ void write_rows16(tile_row *tile, uint32_t fir
     }
 }
 
+/* Loads 16 bytes. The compiler does not move this load behind the ones that follow, to save registers. */
+static __device__ __forceinline__ uint4 load_early(const void *from)
+{
+    uint4 words;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+    return words;
+}
+
+/* Returns the number of this thread's warpgroup in its block. With __shfl_sync(), the compiler knows that it
+ * is the same for all lanes, and computes addresses once per warp. */
+static __device__ __forceinline__ uint32_t own_group(void)
+{
+    return __shfl_sync(~0u, threadIdx.x / 128, 0);
+}
+
 /* Waits for all warps of the warpgroup. */
 static __device__ __forceinline__ void meet_group(void)
 {
@@ -296,14 +330,43 @@ static __device__ __forceinline__ void map_store(const tile_row *tile, const CUt
                  : "memory");
 }
 
-/* Describes a matrix (rows, columns), of which map_load() and map_store() copy `height` rows and TILE_WIDTH
- * columns at a time. `columns` is a multiple of 8. */
-template <class T>
-static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t columns, uint32_t height,
-                                  CUtensorMap *map)
+/* Like map_load() and map_store(), for maps of describe_samples(). `row` is a row of the sample. */
+static __device__ __forceinline__ void sample_load(tile_row *tile, const CUtensorMap *map, uint32_t column,
+                                                   uint32_t sample, uint64_t *barrier)
 {
-    const cuuint64_t sizes[2] = {columns, rows}, apart[1] = {columns * sizeof(T)};
-    const cuuint32_t part[2] = {TILE_WIDTH, height}, steps[2] = {1, 1};
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, 0, "
+        "%3}], [%4];" ::"r"(shared_at(tile)),
+        "l"(map), "r"(column), "r"(sample), "r"(shared_at(barrier))
+        : "memory");
+}
+
+/* Starts loading into L2 what sample_load() would load. */
+static __device__ __forceinline__ void sample_fetch(const CUtensorMap *map, uint32_t column, uint32_t sample)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, 0, %2}];" ::"l"(map), "r"(column),
+                 "r"(sample)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void sample_store(const tile_row *tile, const CUtensorMap *map,
+                                                    uint32_t column, uint32_t row, uint32_t sample)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+                 "r"(column), "r"(row), "r"(sample), "r"(shared_at(tile))
+                 : "memory");
+}
+
+/* Describes an array (samples, rows, columns), of which the functions above copy `height` rows of a sample
+ * and TILE_WIDTH columns at a time. Rows after a sample's last row are zeros when loaded, and are not stored.
+ * `columns` is a multiple of 8. */
+template <class T>
+static enum status describe_samples(const T *array, uint32_t samples, uint32_t rows, uint32_t columns,
+                                    uint32_t height, CUtensorMap *map)
+{
+    const cuuint64_t sizes[3] = {columns, rows, samples},
+                     apart[2] = {columns * sizeof(T), (cuuint64_t)rows * columns * sizeof(T)};
+    const cuuint32_t part[3] = {TILE_WIDTH, height, 1}, steps[3] = {1, 1, 1};
     const CUtensorMapDataType type = std::is_same<T, __nv_bfloat16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                                            : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     void *encode = NULL;
@@ -317,8 +380,8 @@ static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t colum
     const CUresult result = !encode
                                 ? CUDA_ERROR_NOT_FOUND
                                 : reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
-                                      map, type, 2, const_cast<T *>(matrix), sizes, apart, part, steps,
-                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                      map, type, samples > 0 ? 3 : 2, const_cast<T *>(array), sizes, apart,
+                                      part, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS
                ? STATUS_OK
@@ -327,6 +390,15 @@ static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t colum
                      "vit: the driver cannot describe a matrix of %u x %u values (CUresult %d); update "
                      "the driver",
                      rows, columns, (int)result);
+}
+
+/* Describes a matrix (rows, columns), of which map_load() and map_store() copy `height` rows and TILE_WIDTH
+ * columns at a time. `columns` is a multiple of 8. */
+template <class T>
+static enum status describe_tiles(const T *matrix, uint32_t rows, uint32_t columns, uint32_t height,
+                                  CUtensorMap *map)
+{
+    return describe_samples<T>(matrix, 0, rows, columns, height, map);
 }
 
 struct early_launch {

@@ -117,13 +117,6 @@ static __device__ __forceinline__ void start_hidden(tile_row (&rows)[TILES][HEIG
 
 /* ---- Rows ---- */
 
-/* Returns the number of this thread's warpgroup in its block. With __shfl_sync(), the compiler knows that it
- * is the same for all lanes, and computes addresses once per warp. */
-static __device__ __forceinline__ uint32_t own_group(void)
-{
-    return __shfl_sync(~0u, threadIdx.x / 128, 0);
-}
-
 /* Starts loading the rows of group `group`; the first thread of a warpgroup does this. Rows after the last
  * are zeros. */
 template <int TILES>
