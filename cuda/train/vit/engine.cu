@@ -837,10 +837,11 @@ static enum status norm_backward(struct vit<T> *vit, const struct vit_norm<T> *n
     return vit_add_norm_backward<T>(norm, &deltas, &vit->sums, vit->stream);
 }
 
-/* The parts of the rows for gradients of weights. Those of the layers before and after attention have a third
- * as many weights as fc1 and fc2, and twice as many parts. So all blocks work equally long. */
-#define HIDDEN_PARTS    3
-#define ATTENTION_PARTS 6
+/* The parts of the rows for gradients of weights: with these, all blocks of a launch work equally long. fc1
+ * and fc2 have four tiles of weights each, and each part of a tile a block of its own. The layers before and
+ * after attention have four tiles together, and half as many blocks as parts. */
+#define HIDDEN_PARTS    (VIT_SIDE_BLOCKS / 12)
+#define ATTENTION_PARTS (2 * HIDDEN_PARTS)
 #define PATCH_PARTS     24
 
 /* Sets `weights` to the gradients of the weights of the layers before and after attention of block `i`. */

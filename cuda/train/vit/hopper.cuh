@@ -421,7 +421,7 @@ static inline enum status processors_of(uint32_t *processors)
  * of a GPU. */
 static inline uint32_t blocks_beside(uint32_t processors, uint32_t spared, uint32_t rows)
 {
-    const uint32_t fit = (processors > 2 * spared ? processors - spared : processors) / rows;
+    const uint32_t fit = (2 * processors > 3 * spared ? processors - spared : processors) / rows;
     return fit > 0 ? fit : 1;
 }
 
