@@ -105,9 +105,11 @@ enum status vit_linear_weights(struct vit_multiplier *multiplier, const struct v
 
 /* The gradients of a layer's weights. */
 #define VIT_WEIGHTS_MAX 4 /* layers per launch */
-#define VIT_WEIGHTS_ITEMS \
-    120 /* maximum number of partial sums of a layer, times its tiles of 192 x 192 weights */
-#define VIT_WEIGHTS_ROOM ((size_t)VIT_WEIGHTS_ITEMS * 192 * 192)
+/* Room for the partial sums of all layers of a block, and of the layers before and after attention of another
+ * one: number of sums times tiles of 192 x 192 weights. With too little room, cuBLASLt would compute the last
+ * gradients, with other bits. */
+#define VIT_WEIGHTS_ITEMS (2 * VIT_SIDE_BLOCKS)
+#define VIT_WEIGHTS_ROOM  ((size_t)VIT_WEIGHTS_ITEMS * 192 * 192)
 template <class T> struct vit_weights {
     struct vit_linear linear;
     uint32_t parts; /* maximum number of partial sums, which fixes the order of additions */
