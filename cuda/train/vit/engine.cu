@@ -829,9 +829,10 @@ static enum status norm_backward(struct vit<T> *vit, const struct vit_norm<T> *n
 }
 
 /* The parts of the rows for gradients of weights. Those of the layers before and after attention have a third
- * as many weights as fc1 and fc2, and twice as many parts. So all blocks work equally long. */
-#define HIDDEN_PARTS    3
-#define ATTENTION_PARTS 6
+ * as many weights as fc1 and fc2, and twice as many parts. So all blocks work equally long: those for fc1 and
+ * fc2 have one of their 8 tiles per part each, and half as many blocks share the 4 tiles of the others. */
+#define HIDDEN_PARTS    (VIT_SIDE_BLOCKS / 12)
+#define ATTENTION_PARTS (2 * HIDDEN_PARTS)
 #define PATCH_PARTS     24
 
 /* Sets `weights` to the gradients of the weights of the layers before and after attention of block `i`. */
