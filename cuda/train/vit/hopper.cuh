@@ -417,8 +417,8 @@ static inline enum status processors_of(uint32_t *processors)
     return STATUS_OK;
 }
 
-/* How many blocks of a row of a grid fit beside `spared` multiprocessors. Nothing is spared on a part of a GPU
- * of which that would leave less than a third. */
+/* How many blocks of a row of a grid fit beside `spared` multiprocessors. Nothing is spared on a part of a
+ * GPU of which that would leave less than a third. */
 static inline uint32_t blocks_beside(uint32_t processors, uint32_t spared, uint32_t rows)
 {
     const uint32_t fit = (2 * processors > 3 * spared ? processors - spared : processors) / rows;
