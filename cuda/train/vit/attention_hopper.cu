@@ -352,8 +352,8 @@ static __device__ __forceinline__ void forward_rest(struct forward_memory *memor
     }
     __syncwarp();
     for (uint32_t sample = blockIdx.y; sample < plan.samples; sample += gridDim.y, number++) {
-        if (plan.tokens > MAIN)
-            barrier_wait(&memory->full[number % 2], number / 2 % 2);
+        /* Also without tokens from MAIN on: only then is `empty` in its phase for this sample. */
+        barrier_wait(&memory->full[number % 2], number / 2 % 2);
         if (leads && number > 0 && sample + gridDim.y < plan.samples)
             load_sample(memory, plan, sample + gridDim.y, number + 1);
         __syncwarp();
