@@ -459,6 +459,17 @@ static __device__ __forceinline__ void fetch_rest(const struct back_plan<T> &pla
     sample_fetch(&plan.inputs, 2 * plan.width + column, sample);
 }
 
+/* Loads 16 bytes. The compiler does not move this load behind the ones that follow, to save registers. */
+static __device__ __forceinline__ uint4 load_early(const void *from)
+{
+    uint4 words;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+    return words;
+}
+
 /* Computes e[i] (see attention.cuh) with eight threads per query, and copies the logarithms. Queries after
  * the last get a logarithm of infinity, so their weights are 0. `thread` is a number below COUNT. Starts
  * BATCH loads at a time. */
