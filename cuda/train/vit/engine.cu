@@ -873,9 +873,9 @@ static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct 
     const T *deltas = branch_deltas<T>(vit, BRANCH_HIDDEN, block->factors2);
     const uint32_t rows = mlp->first.rows;
     const bool deferred = vit->side.defers && i + 1 < vit->block_count;
-    const struct vit_norm_deltas<T> before = norm_deltas<T>(
+    const struct vit_norm_deltas<T> norm = norm_deltas<T>(
         vit, norm2, block->norm2, attention_branch<T>(vit, i), block->proj, vit->deltas[BRANCH_HIDDEN]);
-    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->hidden_deltas, vit->in_deltas, norm2, &before,
+    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->hidden_deltas, vit->in_deltas, norm2, &norm,
                             vit->added + block->fc1->bias, &vit->sums, vit->stream));
     struct vit_weights<T> weights[VIT_WEIGHTS_MAX] = {
         weights_of<T>(vit, block->fc2, rows, HIDDEN_PARTS, mlp->active, deltas),
@@ -884,8 +884,7 @@ static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct 
     if (deferred)
         attention_weights<T>(vit, i + 1, rows, weights + 2);
     TRY(weights_backward<T>(vit, weights, deferred ? 4 : 2));
-    CUDA_TRY(cudaEventRecord(vit->side.hidden, vit->side.stream));
-    return mlp->fused ? STATUS_OK : vit_add_norm_backward<T>(norm2, &before, &vit->sums, vit->stream);
+    return CUDA_STATUS(cudaEventRecord(vit->side.hidden, vit->side.stream));
 }
 
 template <class T> static enum status attention_backward(struct vit<T> *vit, uint32_t i, uint32_t count)
