@@ -264,7 +264,7 @@ static const struct trial trials[] = {
      * compute capability 9.0 need 129 to 200 tokens, and process those from 192 on apart. */
     {"vit64", {2, 1, 4, 252}, 3, 300, 500, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 512}, 3, 5, 7, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
-    {"vit64", {2, 1, 4, 764}, 3, 5, 7, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit64", {2, 1, 4, 764}, 3, 600, 700, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 796}, 3, 300, 400, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 800}, 3, 5, 7, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit192", {3, 1, 32, 48}, 10, 1301, 1400, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},

@@ -41,13 +41,6 @@ static __device__ __forceinline__ float exp2_of(float x)
     return y;
 }
 
-/* Returns the sum over the 4 lanes that hold a row. */
-static __device__ __forceinline__ float row_sum(float value)
-{
-    value += __shfl_xor_sync(~0u, value, 1);
-    return value + __shfl_xor_sync(~0u, value, 2);
-}
-
 template <class T>
 static __device__ head<T> head_of(const T *rows, uint32_t tokens, uint32_t width, uint32_t sample,
                                   uint32_t depth, uint32_t number)

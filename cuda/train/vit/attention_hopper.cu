@@ -352,8 +352,8 @@ static __device__ __forceinline__ void forward_rest(struct forward_memory *memor
     }
     __syncwarp();
     for (uint32_t sample = blockIdx.y; sample < plan.samples; sample += gridDim.y, number++) {
-        if (plan.tokens > MAIN)
-            barrier_wait(&memory->full[number % 2], number / 2 % 2);
+        /* Also without tokens from MAIN on: only then is `empty` in its phase for this sample. */
+        barrier_wait(&memory->full[number % 2], number / 2 % 2);
         if (leads && number > 0 && sample + gridDim.y < plan.samples)
             load_sample(memory, plan, sample + gridDim.y, number + 1);
         __syncwarp();
@@ -457,6 +457,17 @@ static __device__ __forceinline__ void fetch_rest(const struct back_plan<T> &pla
     sample_fetch(&plan.deltas, column, sample);
     sample_fetch(&plan.inputs, column, sample);
     sample_fetch(&plan.inputs, 2 * plan.width + column, sample);
+}
+
+/* Loads 16 bytes. The compiler does not move this load behind the ones that follow, to save registers. */
+static __device__ __forceinline__ uint4 load_early(const void *from)
+{
+    uint4 words;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+    return words;
 }
 
 /* Computes e[i] (see attention.cuh) with eight threads per query, and copies the logarithms. Queries after

@@ -278,12 +278,11 @@ enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit
 #if HAVE_HOPPER
     if (mlp->fused)
         return mlp_hopper_backward<T>(mlp, out_deltas, deltas, norm, norm_deltas, bias, sums, stream);
-#else
-    (void)norm, (void)norm_deltas;
 #endif
     TRY(vit_linear_inputs<T>(multiplier, &mlp->second, 0, out_deltas, mlp->second_weights, deltas, stream));
     TRY(gelu_backward<T>(mlp->hidden, mlp->first.rows, mlp->first.out, deltas, bias, sums, stream));
-    return vit_linear_inputs<T>(multiplier, &mlp->first, 0, deltas, mlp->first_weights, in_deltas, stream);
+    TRY(vit_linear_inputs<T>(multiplier, &mlp->first, 0, deltas, mlp->first_weights, in_deltas, stream));
+    return vit_add_norm_backward<T>(norm, norm_deltas, sums, stream);
 }
 
 /* ---- Linear layers for inference with few rows ---- */

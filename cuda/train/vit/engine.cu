@@ -44,10 +44,9 @@ template <class T> struct vit_block {
  * fill the device: no multiprocessors are spared for this stream, and it is the main stream. */
 struct vit_side {
     cudaStream_t stream;
-    cudaEvent_t begin;     /* on the main stream: what the next kernels of this stream read is complete */
-    cudaEvent_t hidden;    /* the gradients of the weights of fc2 and fc1 are complete */
-    cudaEvent_t attention; /* those of the layers before and after attention are complete, unless deferred */
-    cudaEvent_t block;     /* all gradients so far are complete */
+    cudaEvent_t begin;  /* on the main stream: what the next kernels of this stream read is complete */
+    cudaEvent_t hidden; /* the gradients of the weights of fc2 and fc1 are complete */
+    cudaEvent_t block;  /* all gradients so far are complete */
     /* The gradients of the weights of the layers before and after attention are computed together with those
      * of fc2 and fc1 of the next block. One launch with more work keeps its multiprocessors busy for as long
      * as attention's backward pass takes. */
@@ -470,7 +469,7 @@ template <class T> static enum status side_open(struct vit<T> *vit)
     side->stream = vit->stream;
     if (vit->spared > 0) /* the priority is above that of the main stream, and below that of exchanges */
         CUDA_TRY(cudaStreamCreateWithPriority(&side->stream, cudaStreamNonBlocking, -1));
-    for (cudaEvent_t *event : {&side->begin, &side->hidden, &side->attention, &side->block})
+    for (cudaEvent_t *event : {&side->begin, &side->hidden, &side->block})
         CUDA_TRY(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
     return STATUS_OK;
 }
@@ -478,8 +477,7 @@ template <class T> static enum status side_open(struct vit<T> *vit)
 template <class T> static void side_close(struct vit<T> *vit)
 {
     const struct vit_side *side = &vit->side;
-    destroy(side->begin, side->hidden, side->attention, side->block,
-            side->stream == vit->stream ? nullptr : side->stream);
+    destroy(side->begin, side->hidden, side->block, side->stream == vit->stream ? nullptr : side->stream);
 }
 
 template <class T> static enum status open_learning(struct vit<T> *vit)
@@ -865,8 +863,8 @@ static enum status weights_backward(struct vit<T> *vit, const struct vit_weights
 }
 
 /* Backward pass of the second branch of block `i`: a normalisation, and two linear layers with a GELU between
- * them. If they are fused, all work that reads what this overwrites is complete: with deferred work, the main
- * stream has waited for side.hidden in block i + 1, otherwise for side.block. */
+ * them. All work that reads what this overwrites is complete: with deferred work, the main stream has waited
+ * for side.hidden in block i + 1, with --checkpoint-activations for side.block; else, there is one stream. */
 template <class T>
 static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct vit_mlp<T> *mlp,
                                    const struct vit_norm<T> *norm2)
@@ -874,10 +872,10 @@ static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct 
     const struct vit_block<T> *block = &vit->blocks[i];
     const T *deltas = branch_deltas<T>(vit, BRANCH_HIDDEN, block->factors2);
     const uint32_t rows = mlp->first.rows;
-    const bool again = i + 1 < vit->block_count, deferred = vit->side.defers && again;
-    const struct vit_norm_deltas<T> before = norm_deltas<T>(
+    const bool deferred = vit->side.defers && i + 1 < vit->block_count;
+    const struct vit_norm_deltas<T> norm = norm_deltas<T>(
         vit, norm2, block->norm2, attention_branch<T>(vit, i), block->proj, vit->deltas[BRANCH_HIDDEN]);
-    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->hidden_deltas, vit->in_deltas, norm2, &before,
+    TRY(vit_mlp_backward<T>(vit->multiplier, mlp, deltas, vit->hidden_deltas, vit->in_deltas, norm2, &norm,
                             vit->added + block->fc1->bias, &vit->sums, vit->stream));
     struct vit_weights<T> weights[VIT_WEIGHTS_MAX] = {
         weights_of<T>(vit, block->fc2, rows, HIDDEN_PARTS, mlp->active, deltas),
@@ -886,12 +884,7 @@ static enum status hidden_backward(struct vit<T> *vit, uint32_t i, const struct 
     if (deferred)
         attention_weights<T>(vit, i + 1, rows, weights + 2);
     TRY(weights_backward<T>(vit, weights, deferred ? 4 : 2));
-    CUDA_TRY(cudaEventRecord(vit->side.hidden, vit->side.stream));
-    if (mlp->fused)
-        return STATUS_OK;
-    if (again)
-        CUDA_TRY(cudaStreamWaitEvent(vit->stream, vit->side.attention, 0));
-    return vit_add_norm_backward<T>(norm2, &before, &vit->sums, vit->stream);
+    return CUDA_STATUS(cudaEventRecord(vit->side.hidden, vit->side.stream));
 }
 
 template <class T> static enum status attention_backward(struct vit<T> *vit, uint32_t i, uint32_t count)
@@ -908,7 +901,6 @@ template <class T> static enum status attention_backward(struct vit<T> *vit, uin
     attention_weights<T>(vit, i, rows, weights);
     if (!vit->side.defers || i == 0)
         TRY(weights_backward<T>(vit, weights, 2));
-    CUDA_TRY(cudaEventRecord(vit->side.attention, vit->side.stream));
     return inputs_backward<T>(vit, block->qkv, rows, 0, qkv_deltas);
 }
 

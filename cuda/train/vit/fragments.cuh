@@ -4,6 +4,13 @@
 
 #include "train/mma.cuh"
 
+/* Returns the sum over the 4 lanes that hold a row. */
+static __device__ __forceinline__ float row_sum(float value)
+{
+    value += __shfl_xor_sync(~0u, value, 1);
+    return value + __shfl_xor_sync(~0u, value, 2);
+}
+
 /* Writes the sums of the columns of a warp's 16 rows to `columns`, times `factor`. Leaves out rows from
  * `count` on. */
 template <int N>

@@ -262,17 +262,6 @@ static __device__ __forceinline__ void write_rows16(tile_row *tile, uint32_t fir
     }
 }
 
-/* Loads 16 bytes. The compiler does not move this load behind the ones that follow, to save registers. */
-static __device__ __forceinline__ uint4 load_early(const void *from)
-{
-    uint4 words;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "l"(from)
-                 : "memory");
-    return words;
-}
-
 /* Returns the number of this thread's warpgroup in its block. With __shfl_sync(), the compiler knows that it
  * is the same for all lanes, and computes addresses once per warp. */
 static __device__ __forceinline__ uint32_t own_group(void)
@@ -357,9 +346,9 @@ static __device__ __forceinline__ void sample_store(const tile_row *tile, const 
                  : "memory");
 }
 
-/* Describes an array (samples, rows, columns), of which the functions above copy `height` rows of a sample
- * and TILE_WIDTH columns at a time. Rows after a sample's last row are zeros when loaded, and are not stored.
- * `columns` is a multiple of 8. */
+/* Describes an array (samples, rows, columns) or, if `samples` is 0, a matrix (rows, columns). The functions
+ * above copy `height` rows of a sample and TILE_WIDTH columns at a time. Rows after a sample's last row are
+ * zeros when loaded, and are not stored. `columns` is a multiple of 8. */
 template <class T>
 static enum status describe_samples(const T *array, uint32_t samples, uint32_t rows, uint32_t columns,
                                     uint32_t height, CUtensorMap *map)

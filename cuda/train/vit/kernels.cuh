@@ -207,7 +207,7 @@ enum status vit_tokens_norm(const struct vit_norm<T> *norm, const T *patches, co
 
 /* Gradients at the end of a branch, for struct vit_norm. */
 template <class T> struct vit_norm_deltas {
-    const T *outputs; /* gradient of norm.outputs; NULL: zero, or not in memory */
+    const T *outputs; /* gradient of norm.outputs; NULL: zero */
     const T *later;   /* gradient of norm.sums that arrives through the next shortcut; NULL: zero */
     T *sums;          /* result: gradient of norm.sums, for all tokens; may be the same array as `later` */
     T *branch;        /* result: factors * sums; NULL if there are no factors */
@@ -244,10 +244,10 @@ template <class T>
 enum status vit_mlp_forward(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
                             const struct vit_norm<T> *norm, const T *shortcut, T *branch,
                             cudaStream_t stream);
-/* Computes the gradients of the hidden values and of the inputs from those of the outputs. vit_sums_finish()
- * writes the sums of the former over the rows to `bias`. If not fused, writes the gradients of the inputs to
- * `in_deltas`. If fused, does not write them, but does what vit_add_norm_backward() does with them for the
- * normalisation `norm`, whose outputs are the inputs. */
+/* Computes the gradients of the hidden values from those of the outputs, and does what
+ * vit_add_norm_backward() does for the normalisation `norm`, whose outputs are the inputs. vit_sums_finish()
+ * writes the sums of the gradients of the hidden values over the rows to `bias`. `in_deltas`, which
+ * norm_deltas->outputs also is, has room for the gradients of the inputs; not used if fused. */
 template <class T>
 enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
                              const T *out_deltas, T *deltas, T *in_deltas, const struct vit_norm<T> *norm,

@@ -93,7 +93,7 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
     constexpr uint32_t WIDTH = TILES * TILE_WIDTH;
     extern __shared__ __align__(1024) unsigned char shared[];
     auto *memory = reinterpret_cast<struct linear_memory<TILES> *>(shared);
-    const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0), row = threadIdx.x / 32 % 4 * 16;
+    const uint32_t group = own_group(), row = threadIdx.x / 32 % 4 * 16;
     const bool leads = threadIdx.x % 32 == 0; /* this thread copies the results of its warp */
     if (threadIdx.x == 0) {
         barrier_init(&memory->ready, 1);
@@ -180,7 +180,7 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
     constexpr uint32_t WIDTH = TILES * TILE_WIDTH;
     extern __shared__ __align__(1024) unsigned char shared[];
     auto *memory = reinterpret_cast<struct branch_memory<TILES> *>(shared);
-    const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0), row = threadIdx.x / 32 % 4 * 16;
+    const uint32_t group = own_group(), row = threadIdx.x / 32 % 4 * 16;
     const bool leads = threadIdx.x % 32 == 0; /* this thread copies the results of its warp */
     auto &rows = memory->rows[group];
     uint64_t *loaded = &memory->loaded[group];

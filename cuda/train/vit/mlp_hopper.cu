@@ -512,17 +512,18 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             advance(&turn);
         }
         barrier_wait(loaded, 1);
-        normalise_back<T>(rows, out_deltas, plan.branch, memory->norm_weight, norm_rows, row, sums, &columns,
-                          [&](int tile) {
-                              bulk_fence();
-                              __syncwarp();
-                              if (threadIdx.x % 32 > 0)
-                                  return;
-                              map_store(&rows[tile][row], &plan.norm_sums, tile * TILE_WIDTH, first + row);
-                              if (plan.branch)
-                                  map_store(&out_deltas[tile][row], &plan.norm_branch, tile * TILE_WIDTH,
-                                            first + row);
-                          });
+        normalise_back<T>(
+            rows, out_deltas, plan.branch, memory->norm_weight, norm_rows, row, sums, &columns,
+            [&](int tile) {
+                bulk_fence();
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) {
+                    map_store(&rows[tile][row], &plan.norm_sums, tile * TILE_WIDTH, first + row);
+                    if (plan.branch)
+                        map_store(&out_deltas[tile][row], &plan.norm_branch, tile * TILE_WIDTH, first + row);
+                }
+                __syncwarp();
+            });
         wait_staged();
         meet_group(); /* the copies have read all rows */
     }

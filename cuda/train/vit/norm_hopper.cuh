@@ -170,13 +170,6 @@ static __device__ __forceinline__ void sum_rows16(float (&part)[TILE_WIDTH / 4],
     *sum = {sum->x + part[0], sum->y + part[1]};
 }
 
-/* Returns the sum of the values of the 4 lanes that share a row. */
-static __device__ __forceinline__ float sum_row(float part)
-{
-    part += __shfl_xor_sync(~0u, part, 1);
-    return part + __shfl_xor_sync(~0u, part, 2);
-}
-
 /* Backward pass of the normalisation and of the sum at the end of the branch before it: computes what
  * vit_add_norm_backward() computes, from the gradients of the normalisation's outputs in `sums`, which are
  * not rounded. `x` has the inputs of the normalisation, and `later` the gradients that arrive through the
@@ -234,8 +227,8 @@ normalise_back(tile_row (&x)[TILES][HEIGHT], tile_row (&later)[TILES][HEIGHT], b
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float scale = rows.moments[half].scale;
-        const float mean = sum_row(gradient[half].x + gradient[half].y) * SHARE;
-        const float along = sum_row(product[half].x + product[half].y) * SHARE;
+        const float mean = row_sum(gradient[half].x + gradient[half].y) * SHARE;
+        const float along = row_sum(product[half].x + product[half].y) * SHARE;
         slope[half] = -scale * scale * along;
         add[half] = -scale * fmaf(along, shift[half], mean);
     }

@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(128 * TILES + 128, 1)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     auto *memory = reinterpret_cast<struct weights_memory<TILES> *>(shared);
-    const uint32_t group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    const uint32_t group = own_group();
     const bool leads = threadIdx.x % 32 == 0; /* this thread releases stages for its warp */
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
