@@ -266,6 +266,7 @@ static const struct trial trials[] = {
     {"vit64", {2, 1, 4, 512}, 3, 5, 7, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 764}, 3, 600, 700, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 796}, 3, 300, 400, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    {"vit64", {2, 1, 4, 796}, 3, 300, 400, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 800}, 3, 5, 7, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit192", {3, 1, 32, 48}, 10, 1301, 1400, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit200", {3, 1, 32, 32}, 3, 5, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},

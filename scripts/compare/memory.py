@@ -12,7 +12,7 @@ or vit-large does not recompute.
 
 `largest` searches the largest batch (--batch max) of each variant with each network, and prints one line each. The number of training
 samples is 1.2 times the batch that fits by the plan (--memory --dry-run), at most --samples. A `+` after the batch says that more
-samples would fit, a reason in place of the batch that the variant does not train this network.
+samples would fit, a reason in place of the batch that the variant does not train this network. Exit status 1 if a run failed.
 
 --out FILE appends the rows of fdsl-bench. Exit status 4 if `plan` without --small finds no GPU.
 """
@@ -130,20 +130,20 @@ def room_bytes(options):
 
 
 def find_largest(options, variant, model):
-    """Returns the largest batch as text, or why there is none."""
+    """Returns the largest batch as text, or why there is none; and whether a run failed that should not."""
     small, why = planned_bytes(options, variant, model, 64)
     large, _ = planned_bytes(options, variant, model, 256)
     if not small or not large:
-        return why
+        return why, False
     each = max((large - small) / 192, 1)
     samples = min(options.samples, max(256, int(1.2 * (64 + (room_bytes(options) - small) / each))))
     limit = ["--memory-limit", options.limit] if options.limit else []
     out = ["--out", options.out] if options.out else []
     status, rows, said = run(options, *training(variant, model, samples), "--batch", "max", "--epochs", "1", *limit, *out)
     if status != 0 or not rows:
-        return reason_of(said)
+        return reason_of(said), status not in (2, 4)
     batch = int(rows[-1]["batch"])
-    return f"{batch}{'+' if batch == samples else ''} ({float(rows[-1]['memory_bytes']) / 1e9:.2f} GB, {rows[-1]['batch_probes']} tried)"
+    return f"{batch}{'+' if batch == samples else ''} ({float(rows[-1]['memory_bytes']) / 1e9:.2f} GB, {rows[-1]['batch_probes']} tried)", False
 
 
 def parse():
@@ -166,9 +166,13 @@ def main():
     options = parse()
     if options.what == "plan":
         sys.exit(1 if compare_plans(options) else 0)
+    failed = 0
     for variant in options.variants.split(","):
         for model in options.models.split(","):
-            print(f"{variant:18} {model:13} {find_largest(options, variant, model)}", flush=True)
+            found, wrong = find_largest(options, variant, model)
+            failed += wrong
+            print(f"{variant:18} {model:13} {'FAILED: ' if wrong else ''}{found}", flush=True)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
