@@ -242,19 +242,23 @@ template <class T, bool PADDED, class Weights>
 static enum status convolve_last(const struct pass *pass, const Weights &weights,
                                  const struct convolution &of)
 {
-    const struct gemm size = {.rows = pass->count * of.windows.position_count.by,
-                              .columns = of.channels,
-                              .depth = of.windows.tap_count};
-    const window_rows<PADDED, T> matrix = {static_cast<const T *>(of.from), of.windows};
-    const struct matrix_out<T> into = {
-        .values = static_cast<T *>(of.into), .bias = of.bias, .stride = of.channels, .relu = of.relu,
-        .above = static_cast<const T *>(of.above)
-    };
-    if (of.channels > WARP_ROWS)
-        return tensor_multiply<as_16_bits<T>, 128, 64>(pass->stream, pass->workspace, matrix, weights, into,
+    const uint32_t positions = of.windows.position_count.by;
+    return by_samples<128>(pass->count, positions, [&](uint32_t first, uint32_t count) {
+        const struct gemm size = {
+            .rows = count * positions, .columns = of.channels, .depth = of.windows.tap_count};
+        const window_rows<PADDED, T> matrix = {
+            static_cast<const T *>(of.from) + (size_t)first * of.windows.sample_values, of.windows};
+        const size_t done = (size_t)first * positions * of.channels;
+        const struct matrix_out<T> into = {
+            .values = static_cast<T *>(of.into) + done, .bias = of.bias, .stride = of.channels,
+            .relu = of.relu, .above = of.above ? static_cast<const T *>(of.above) + done : nullptr
+        };
+        if (of.channels > WARP_ROWS)
+            return tensor_multiply<as_16_bits<T>, 128, 64>(pass->stream, pass->workspace, matrix, weights,
+                                                           into, size);
+        return tensor_multiply<as_16_bits<T>, 128, 32>(pass->stream, pass->workspace, matrix, weights, into,
                                                        size);
-    return tensor_multiply<as_16_bits<T>, 128, 32>(pass->stream, pass->workspace, matrix, weights, into,
-                                                   size);
+    });
 }
 
 template <class Weights>

@@ -263,15 +263,22 @@ static enum status convolve(const struct pass *pass, const uint16_t *weights,
                             const struct packed_windows &windows, const struct matrix_out<T> &into)
 {
     typedef struct as_16_bits<T> format;
-    const struct gemm size = {.rows = pass->count * windows.windows.position_count.by,
-                              .columns = into.stride,
-                              .depth = windows.windows.tap_count};
-    const struct packed_matrix matrix = {weights, size.depth};
-    if (size.columns > 32)
-        return packed_multiply<format, false, 128, 64>(pass->stream, pass->workspace, windows, matrix, into,
-                                                       size);
-    return packed_multiply<format, false, 128, 32>(pass->stream, pass->workspace, windows, matrix, into,
-                                                   size);
+    const uint32_t positions = windows.windows.position_count.by;
+    return by_samples<128>(pass->count, positions, [&](uint32_t first, uint32_t count) {
+        const struct gemm size = {
+            .rows = count * positions, .columns = into.stride, .depth = windows.windows.tap_count};
+        const struct packed_matrix matrix = {weights, size.depth};
+        const size_t done = (size_t)first * positions * into.stride;
+        struct packed_windows from = windows;
+        struct matrix_out<T> to = into;
+        from.values += (size_t)first * windows.windows.sample_values;
+        to.values += done;
+        to.above += into.above ? done : 0;
+        if (size.columns > 32)
+            return packed_multiply<format, false, 128, 64>(pass->stream, pass->workspace, from, matrix, to,
+                                                           size);
+        return packed_multiply<format, false, 128, 32>(pass->stream, pass->workspace, from, matrix, to, size);
+    });
 }
 
 template <class T> static enum status forward(const struct device_layer *layer, const struct pass *pass)

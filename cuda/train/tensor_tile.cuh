@@ -173,4 +173,17 @@ template <int ROWS, int COLUMNS, int DEPTH> static dim3 tensor_grid(struct gemm 
     return grid;
 }
 
+#define GRID_Y_MAX 65535u
+
+/* Calls multiply(first, count) for parts of the samples, from sample `first` on: a GEMM with tiles of ROWS
+ * rows, and `positions` rows per sample, has at most GRID_Y_MAX tiles along its rows. */
+template <int ROWS, class Multiply>
+static enum status by_samples(uint32_t samples, uint32_t positions, Multiply multiply)
+{
+    const uint32_t fit = GRID_Y_MAX * ROWS / positions, most = fit > 0 ? fit : 1;
+    for (uint32_t first = 0; first < samples; first += most)
+        TRY(multiply(first, samples - first < most ? samples - first : most));
+    return STATUS_OK;
+}
+
 #endif
