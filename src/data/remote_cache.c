@@ -343,11 +343,12 @@ static enum status reserve(const char *folder, uint64_t bytes, uint64_t ahead, u
         close(lock);
         TRY(status);
     }
-    const uint64_t room = draft->room;
-    const int failure = posix_fallocate(draft->fd, (off_t)from, room > from ? (off_t)(room - from) : 1);
+    /* Without the lock, the draft must not grow, not even for a moment. */
+    const int failure =
+        draft->room == from ? 0 : posix_fallocate(draft->fd, (off_t)from, (off_t)(draft->room - from));
     if (failure != 0)
         errno = failure;
-    return failure == 0 && ftruncate(draft->fd, (off_t)room) == 0 ? STATUS_OK : failed(draft->path, "write");
+    return failure == 0 ? STATUS_OK : failed(draft->path, "write");
 }
 
 enum status cache_open(const char *folder, bool frozen)
