@@ -641,7 +641,7 @@ static float initial_value(const struct model_tensor *tensor, uint64_t seed, siz
 }
 
 /* Initial values are independent, and millions of normal ones would take one thread seconds. */
-#define INITIALISED 16384 /* values per task */
+#define INITIALISED 65536 /* values per task; small tensors are not worth starting threads */
 
 struct initial_values {
     const struct model_tensor *tensor;
@@ -664,8 +664,11 @@ void model_initialise(const struct model *model, uint64_t seed, float *parameter
     memset(parameters, 0, model->arena_values * sizeof *parameters);
     for (uint32_t t = 0; t < model->tensor_count; t++) {
         struct initial_values initial = {&model->tensors[t], seed, parameters + model->tensors[t].first};
-        parallel_for(parallel_threads(), (initial.tensor->values + INITIALISED - 1) / INITIALISED,
-                     initialise_some, &initial);
+        const uint64_t tasks = (initial.tensor->values + INITIALISED - 1) / INITIALISED;
+        if (tasks > 1)
+            parallel_for(parallel_threads(), tasks, initialise_some, &initial);
+        else
+            initialise_some(&initial, 0, 0);
     }
 }
 
