@@ -313,14 +313,15 @@ template <int TILES, int GROUPS> struct back_memory {
 
 template <class T> struct back_plan {
     CUtensorMap inputs, out_deltas, first, second;
-    CUtensorMap x, later; /* of the normalisation; `later` only if it differs from `out_deltas` */
+    CUtensorMap x, later;                               /* of the normalisation */
     CUtensorMap active, deltas, norm_sums, norm_branch; /* results, in parts of 16 rows */
     uint32_t rows, chunks, sets;
     const T *first_bias;
     struct vit_norm<T> norm;
-    bool later_differs, branch; /* `branch`: compute `norm_branch` */
-    float *partial;             /* (block, warpgroup, hidden value) */
-    float *norm_partial;        /* (block, warpgroup, NORM_SUMS, column) */
+    bool later_differs;  /* from out_deltas, so it must be loaded */
+    bool branch;         /* compute `norm_branch` */
+    float *partial;      /* (block, warpgroup, hidden value) */
+    float *norm_partial; /* (block, warpgroup, NORM_SUMS, column) */
 };
 
 /* Starts deltas = out_deltas second. */

@@ -117,8 +117,8 @@ normalise(tile_row (&rows)[TILES][HEIGHT], const struct vit_norm<T> &norm, const
 
 /* ---- Backward ---- */
 
-/* What the backward pass reads of a lane's rows, `row` + lane / 4 and the eighth row after it. Zeros for rows
- * that do not exist. */
+/* The moments and factors of a lane's rows, `row` + lane / 4 and the eighth row after it. Zeros for rows that
+ * do not exist. */
 struct norm_rows {
     struct vit_moments moments[2];
     float factor[2]; /* of stochastic depth */
