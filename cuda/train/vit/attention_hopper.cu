@@ -124,7 +124,6 @@ struct forward_memory {
     uint16_t weights[ROWS][LAST];
     float most[4][LAST], sum[4][LAST];
     uint64_t full[2], empty[2];
-    uint64_t met; /* by the last warpgroup, twice per sample */
 };
 
 template <class T> struct forward_plan {
@@ -272,8 +271,7 @@ forward_last(struct forward_memory *memory, struct forward_memory::head_tiles *i
         if (lane < 4)
             memory->most[warp][column + i] = factor * own;
     }
-    arrive(&memory->met);
-    barrier_wait(&memory->met, 0);
+    meet_group();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float own = 0;
@@ -301,8 +299,7 @@ forward_last(struct forward_memory *memory, struct forward_memory::head_tiles *i
                     &memory->weights[last_begin(group) + 16 * warp + lane / 4 + 8 * half][column]) =
                     pack<T>(scores[group][2 * half], scores[group][2 * half + 1]);
     wgmma_publish();
-    arrive(&memory->met);
-    barrier_wait(&memory->met, 1);
+    meet_group();
     wgmma_fence();
     start_columns<T>(sums, wgmma_tile(&in->values), memory->weights);
 #pragma unroll
@@ -381,7 +378,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(&memory->full[i], 1);
             barrier_init(&memory->empty[i], WARPS);
         }
-        barrier_init(&memory->met, 4);
         bulk_fence();
     }
     __syncthreads();
