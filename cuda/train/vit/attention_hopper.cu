@@ -231,13 +231,6 @@ static __device__ __forceinline__ float column_max(float value)
     return value;
 }
 
-static __device__ __forceinline__ float column_sum(float value)
-{
-    for (int apart = 4; apart < 32; apart *= 2)
-        value += __shfl_xor_sync(~0u, value, apart);
-    return value;
-}
-
 /* Computes the outputs of the tokens from MAIN on, times sum[0] and sum[1], for two tokens per lane: a matrix
  * (values, tokens) of which each warp has 16 rows. most[i]: their largest scores. */
 template <class T>
@@ -709,30 +702,6 @@ static __device__ __forceinline__ void last_weights(struct back_memory *memory, 
     }
 }
 
-/* Computes the gradients of keys and values from MAIN on. */
-template <class T>
-static __device__ __forceinline__ void last_keys(struct back_memory *memory, float (&key_sums)[LAST / 2],
-                                                 float (&value_sums)[LAST / 2])
-{
-    wgmma_fence();
-    start_columns<T>(value_sums, wgmma_tile(&memory->deltas), memory->weights);
-    start_columns<T>(key_sums, wgmma_tile(&memory->queries), memory->last_ds);
-    wgmma_wait<0>();
-    wgmma_ended(value_sums);
-    wgmma_ended(key_sums);
-}
-
-/* Computes the gradients of queries from MAIN on. */
-template <class T>
-static __device__ __forceinline__ void last_queries(struct back_memory *memory, struct tile *keys,
-                                                    float (&sums)[LAST / 2])
-{
-    wgmma_fence();
-    start_columns<T>(sums, wgmma_tile(keys), memory->left[0]);
-    wgmma_wait<0>();
-    wgmma_ended(sums);
-}
-
 /* Writes a warp's 16 columns, from `first` on, of a gradient of the tokens from MAIN on. Sets columns[0] and
  * columns[1] to the sums over these tokens of columns first + lane / 4 and first + lane / 4 + 8. */
 template <class T>
@@ -811,7 +780,12 @@ static __device__ __forceinline__ void back_rest(struct back_memory *memory, con
             last_weights<T>(memory, keys, &memory->numbers[number % 2], warp, tokens);
             wgmma_publish();
             meet_group();
-            last_keys<T>(memory, key_sums, value_sums);
+            wgmma_fence();
+            start_columns<T>(value_sums, wgmma_tile(&memory->deltas), memory->weights);
+            start_columns<T>(key_sums, wgmma_tile(&memory->queries), memory->last_ds);
+            wgmma_wait<0>();
+            wgmma_ended(value_sums);
+            wgmma_ended(key_sums);
             write_last<T>(plan, sample, 1, first, factor, key_sums, columns[1]);
             write_last<T>(plan, sample, 2, first, 1, value_sums, columns[2]);
         }
@@ -821,7 +795,10 @@ static __device__ __forceinline__ void back_rest(struct back_memory *memory, con
         barrier_wait(&memory->finished, number % 2);
         if (tokens > MAIN) {
             float sums[LAST / 2];
-            last_queries<T>(memory, keys, sums);
+            wgmma_fence();
+            start_columns<T>(sums, wgmma_tile(keys), memory->left[0]);
+            wgmma_wait<0>();
+            wgmma_ended(sums);
             write_last<T>(plan, sample, 0, first, factor, sums, columns[0]);
         }
         barrier_wait(&memory->staged, number % 2);

@@ -11,6 +11,14 @@ static __device__ __forceinline__ float row_sum(float value)
     return value + __shfl_xor_sync(~0u, value, 2);
 }
 
+/* Returns the sum over the 8 lanes that hold a column. */
+static __device__ __forceinline__ float column_sum(float value)
+{
+    for (int apart = 4; apart < 32; apart *= 2)
+        value += __shfl_xor_sync(~0u, value, apart);
+    return value;
+}
+
 /* Writes the sums of the columns of a warp's 16 rows to `columns`, times `factor`. Leaves out rows from
  * `count` on. */
 template <int N>
@@ -21,9 +29,8 @@ static __device__ __forceinline__ void sum_columns(const float sums[N / 2], floa
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
         for (int i = 0; i < 2; i++) {
-            float sum = (row < count ? sums[4 * n + i] : 0) + (row + 8 < count ? sums[4 * n + 2 + i] : 0);
-            for (int apart = 4; apart < 32; apart *= 2)
-                sum += __shfl_xor_sync(~0u, sum, apart);
+            const float sum =
+                column_sum((row < count ? sums[4 * n + i] : 0) + (row + 8 < count ? sums[4 * n + 2 + i] : 0));
             if (lane < 4)
                 columns[8 * n + 2 * lane + i] = factor * sum;
         }
