@@ -48,7 +48,7 @@ family=${engine%-amp} # vit and resnet in either 16-bit type
 # small, model: the networks of the checks that train; small is for checks with many steps. infer: the variant for inference.
 # nets: the layers and networks to compare with the reference; sanitized: those to run under compute-sanitizer.
 small=lenet model=cnn infer=infer-cuda
-nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg mlp lenet cnn cnn3d cnn-fdsl'
+nets='linear relu conv conv_deep pool pool_deep dropout mean add add_pool add_rows logreg mlp lenet cnn cnn3d cnn-fdsl large'
 sanitized='relu conv conv_deep pool pool_deep dropout cnn3d mean add add_pool'
 tools='memcheck racecheck initcheck synccheck'
 [[ ! $engine =~ ^(tf32|bf16)$ ]] || infer=infer-$engine
