@@ -743,7 +743,7 @@ Test(advise, values_are_those_of_the_rows_and_the_set)
 #endif
 
 /* Computes the columns of training runs from their rows: those of the first epoch of each run do not count.
- */
+ * Each measurement is a run of its own, because no run waits with OMP_WAIT_POLICY=active. */
 static const char training_check[] =
     "import csv, itertools, json, math, os\n"
     "with open('json.txt') as file:\n"
@@ -801,8 +801,9 @@ Test(advise, with_a_network_the_values_are_those_of_training_runs)
         0,
         "p=$((4 * (16 * 16 * 3 + 1) * 10)); printf 'rank,ranks,array_bytes,time_us\\n0,2,%%s,9\\nall,2,%%s,"
         "4000\\nall,2,1,7\\n' $p $((2 * p)) >ex.csv; mkdir t; "
-        "CUDA_VISIBLE_DEVICES= TMPDIR=t $P advise --data d --compute train:logreg --classes 10 --batch 4 "
-        "--out-res 16 --threads 1 --time 4 --nodes 3 --exchange-rows ex.csv --out rows --format json "
+        "CUDA_VISIBLE_DEVICES= OMP_WAIT_POLICY=active TMPDIR=t $P advise --data d --compute train:logreg "
+        "--classes 10 --batch 4 --out-res 16 --threads 1 --time 4 --nodes 3 --exchange-rows ex.csv --out "
+        "rows --format json "
         ">json.txt && ls -A t | wc -l");
     EXPECT_OUT("0\n");
     EXPECT(0, "python3 check.py 2>&1");
@@ -820,6 +821,40 @@ Test(advise, with_a_network_the_values_are_those_of_training_runs)
     /* Rows of another advise in the same folder would be taken for own ones. */
     EXPECT(124, "timeout 6 flock rows $P advise --data d --compute 5 --out rows 2>&1");
     EXPECT_OUT("rows: waiting for process");
+}
+
+/* The run of a way goes on in the next round, unless its epochs were much longer than expected. What it
+ * trained right after its pause does not count. */
+static const char turns_check[] =
+    "import csv, itertools, json, math\n"
+    "key = lambda row: (row['feed'], row['resident_bytes'], row['data'])\n"
+    "with open('turns/train.csv') as file:\n"
+    "    rows = list(csv.DictReader(file))\n"
+    "with open('turns.json') as file:\n"
+    "    ways = {row['way']: row for row in json.load(file)['rows']}\n"
+    "runs = sum(row['epoch'] == '1' for row in rows)\n"
+    "assert runs - 1 < sum(way['rounds'] for way in ways.values()), (runs, ways)\n"
+    "rounds = [list(some) for of, some in itertools.groupby(rows[3:], key) if 'prepared' in of[2]]\n"
+    "epochs = [int(row['epoch']) for some in rounds for row in some]\n"
+    "assert epochs == list(range(1, 1 + len(epochs))), epochs\n"
+    "way = ways['a prepared set, memory']\n"
+    "assert len(rounds) == way['rounds'] >= 2, (len(rounds), way)\n"
+    "rates = lambda some: [float(row['items']) / float(row['time_mean_s']) for row in some]\n"
+    "medians = [[sorted(rates(some)[-n:])[n // 2] for n in range(3, len(some))] for some in rounds]\n"
+    "least, most = min(map(min, medians)), max(map(max, medians))  # a delayed run does not count\n"
+    "assert least <= way['reached_per_s'] * 1.00001 <= 1.00002 * most, (way, medians)\n";
+
+Test(advise, with_a_network_a_run_waits_for_its_next_round)
+{
+    if (run("python3 -c ''") != 0 || format_check(FORMAT_JSON) != STATUS_OK)
+        cr_skip_test("python3 or jansson is not installed");
+    put_text("turns.py", turns_check);
+    EXPECT(0, "$P --prepare d --from synth --res 16 --classes 2 --samples 40 --shards 2");
+    EXPECT_PRINTS(0, "0\n",
+                  "mkdir t; CUDA_VISIBLE_DEVICES= TMPDIR=t $P advise --data d --compute train:logreg "
+                  "--classes 10 --batch 4 --out-res 16 --threads 1 --time 2 --out turns --format json "
+                  ">turns.json && ls -A t | wc -l");
+    EXPECT(0, "python3 turns.py 2>&1");
 }
 
 /* GPU variants are in the table even if they cannot run. The CPU variants deliver decoded images. */

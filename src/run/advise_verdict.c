@@ -85,7 +85,7 @@ struct ratio advise_reached(const struct advice *advice, double confidence)
 }
 
 #define PRIOR  4    /* degrees of freedom that the noise of all ways counts for in the ratio of two */
-#define UNSEEN 0.01 /* relative: runs differ by this even if the rounds agree */
+#define UNSEEN 0.02 /* relative: runs differ by this; the rounds of a run do not show it */
 
 /* Adjusts the interval of a mean of `count` >= 1 logarithms of ratios with this variance. */
 static void moderate(const struct advice_question *question, double variance, size_t count, double confidence,
