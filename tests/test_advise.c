@@ -190,6 +190,32 @@ Test(advise, a_delayed_run_does_not_count)
     expect_words(text, " 1 of 12 runs do not count, because they do not fit the others;");
 }
 
+/* A way that was dropped after three rounds, one of which is off, has no interval. It is slower all the same.
+ */
+Test(advise, a_way_that_was_dropped_is_slower)
+{
+    struct advice_question question = five_ms;
+    struct advice advice[3] = {way("generating", ADVISE_GENERATED, 0), way("disk", ADVISE_DISK, 0),
+                               way("memory", ADVISE_MEMORY, 0)};
+    question.estimated = false;
+    question.model = "cnn";
+    for (size_t round = 0; round < 7; round++)
+        for (size_t i = 0; i < 3; i++)
+            if (i != 1 || round < 3)
+                advise_add(&question, &advice[i], NAN,
+                           (i == 1 ? 500 : 1000) * (i == 1 && round == 2 ? 0.5 : 1), 0);
+    advice[1].dropped = true;
+    advise_conclude(&question, advice, 3);
+    cr_expect(isnan(advise_ratio(&question, &advice[0], &advice[1]).high));
+    char text[4096];
+    const struct advice_decision decision = advise_decide(&question, advice, 3);
+    advise_details(&question, advice, 3, &decision, text, sizeof text);
+    expect_words(text, " Memory (v) is not slower and at most 10 % faster");
+    cr_expect_not(strstr(text, "Disk (v)"), "%s", text);
+    advise_verdict(&question, advice, 3, &decision, text, sizeof text);
+    cr_expect_str_eq(text, "Best here: generating (v); no other way is more than 10 % faster.");
+}
+
 /* Rounds 1 to 3 are 1, 0.9 and 1.1 times as fast, for all ways. The ratio of the first two is 1.2 in each of
  * them by chance, that of the last two scatters as much as all rates do. */
 Test(advise, the_noise_of_all_ways_counts)
