@@ -34,10 +34,9 @@
 
 #define TIME_S       30.0  /* default of --time */
 #define TIME_GPU_S   120.0 /* default of --time with a GPU, where each run takes seconds to start */
-#define TIME_TRAIN_S 240.0 /* default of --time with --compute train:MODEL and no GPU, where steps are long \
-                            */
+#define TIME_TRAIN_S 240.0 /* default of --time with train:MODEL and no GPU, where steps are long */
 
-#define AT(field) offsetof(struct advise_options, field)
+#define AT(field)    offsetof(struct advise_options, field)
 static const struct option_spec specs[] = {
     {"data", "DIR", OPTION_TEXT, AT(data), .help = "a folder of samples or tar shards, or a URL of shards"},
     {"compute", "MS|train:MODEL", OPTION_TEXT, AT(compute),
@@ -296,7 +295,8 @@ static enum status launch(const char *const *argv, bool in_turns, struct advise_
     if (pid < 0) {
         close_two(report);
         close_two(turns);
-        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(error));
+        return status_set(in_turns ? STATUS_UNAVAILABLE : STATUS_FAILED, "cannot start a run: %s",
+                          strerror(error));
     }
     close(report[1]);
     if (in_turns)
@@ -320,11 +320,17 @@ static bool read_errors(struct advise_child *child)
     return true;
 }
 
-/* Lets a run that waits train the next epoch. If it has ended, its stderr says so. */
-static void give_turn(struct advise_child *child)
+#define TURNS_MAX 64 /* that a run has at once */
+
+/* Lets a run that waits train up to `epochs` epochs, and returns how many. It has several turns at once,
+ * because it reads ahead while it waits for one. If it has ended, its stderr says so. */
+static uint64_t give_turns(const struct situation *situation, struct advise_child *child, uint64_t epochs)
 {
-    (void)send(child->turns, "", 1, MSG_NOSIGNAL);
+    static const char turns[TURNS_MAX];
+    const uint64_t count = situation->evict ? 1 : epochs < TURNS_MAX ? epochs : TURNS_MAX;
+    (void)send(child->turns, turns, count, MSG_NOSIGNAL);
     child->waits = false;
+    return count;
 }
 
 /* Waits until a child has ended `epochs` more epochs, and then waits for its next turn, or until it has
@@ -334,10 +340,10 @@ static bool watch(const struct situation *situation, struct advise_child *child,
                   double end_s)
 {
     struct pollfd sources[] = {{child->errors, POLLIN, 0}, {epochs > 0 ? child->turns : -1, POLLIN, 0}};
+    /* The first epoch of a run needs no turn. */
+    uint64_t given = child->waits && epochs > 0 ? give_turns(situation, child, epochs) : 1;
     bool late = false;
     char turn;
-    if (child->waits && epochs > 0)
-        give_turn(child);
     while (true) {
         late |= timer_now_s() > end_s;
         if (file_signal_held() || late)
@@ -352,13 +358,16 @@ static bool watch(const struct situation *situation, struct advise_child *child,
             sources[1].fd = -1; /* it ends */
             continue;
         }
+        epochs--;
+        if (--given > 0)
+            continue;
         /* The next epoch must not find what this one read in the page cache. */
         if (situation->evict)
             (void)advise_evict(situation->evict); /* it worked before the run */
         child->waits = true;
-        if (--epochs == 0)
+        if (epochs == 0)
             return late;
-        give_turn(child);
+        given = give_turns(situation, child, epochs);
     }
 }
 
@@ -389,6 +398,8 @@ static enum status attend(const struct situation *situation, struct advise_child
         return status_set(STATUS_FAILED, "interrupted");
     if (late)
         return status_set(STATUS_UNAVAILABLE, "one run took longer than %.0f s; raise --time", limit_s);
+    if (WIFSIGNALED(outcome) && WTERMSIG(outcome) == SIGKILL && epochs > 0)
+        return status_set(STATUS_UNAVAILABLE, "a run was killed; perhaps memory ran out");
     if (WIFSIGNALED(outcome))
         return status_set(STATUS_FAILED, "a run was ended by signal %d", WTERMSIG(outcome));
     if (WEXITSTATUS(outcome) != STATUS_OK)
@@ -415,7 +426,7 @@ void advise_end(const struct situation *situation, struct advise_child *child)
         return;
     advise_release(child);
     if (attend(situation, child, 0) != STATUS_OK && !file_signal_held())
-        status_warn("a run that was measured failed at its end: %s", status_text());
+        status_warn("the measurements of a run count, but it failed at its end: %s", status_text());
 }
 
 /* Returns the command line of a run whose rows are appended to the file `rows`. */
@@ -547,7 +558,7 @@ static enum status choose_share(double readable, struct advise_pace *pace)
         return status_set(STATUS_UNAVAILABLE,
                           "steps wait for at most %.0f %% of their time even if all images are read",
                           100 * (1 - MIX_NEEDLESS));
-    pace->share = fmax(0.01, MIX_SHARE * readable);
+    pace->share = 1e-4 * round(1e4 * fmax(0.01, MIX_SHARE * readable)); /* --mix takes four decimals */
     snprintf(pace->mix, sizeof pace->mix, "synth:%.4g,load:%.4g", 1 - pace->share, pace->share);
     return STATUS_OK;
 }
@@ -645,7 +656,8 @@ static enum status play_round(struct situation *situation, size_t round, double 
                           situation->question.time_s);
         enum status status = measure(situation, time_s, next);
         if (status_exit(status) == STATUS_FAILED)
-            return status;
+            return file_signal_held() ? status
+                                      : status_prefix(status, "%s (%s)", advice->name, advice->variant);
         next->took_s = timer_now_s() - begin_s;
         next->failures = status == STATUS_OK ? 0 : next->failures + 1;
         if (status == STATUS_OK)
@@ -1027,10 +1039,16 @@ void advise_remove(const char *folder)
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-static void close_set(const struct advise_set *set)
+static void remove_folder(struct advise_set *set)
 {
     if (*set->folder)
         advise_remove(set->folder);
+    *set->folder = '\0';
+}
+
+static void close_set(struct advise_set *set)
+{
+    remove_folder(set);
     file_release_signals();
 }
 
@@ -1194,6 +1212,7 @@ static enum status measure_and_print(struct situation *situation)
         for (size_t i = 0; i < count; i++)
             advice[i].command = advice[i].measured ? advise_command(situation, &advice[i]) : NULL;
     }
+    remove_folder(&situation->set); /* printing to a pipe that is closed ends the program */
     enum status status = advise_print(options->data, options->format, question, advice, count);
     for (size_t i = 0; i < count; i++)
         free(advice[i].command);

@@ -278,7 +278,8 @@ enum status advise_run_child(const struct situation *situation, const char *work
 
 /* Continues a run of this program, or starts it if there is none, until `epochs` more epochs have ended. Then
  * it waits for the next call, or for advise_end(). After each epoch, evicts the files of situation->evict.
- * Reads the rows. After a failure, the run may have ended. */
+ * Reads the rows. After a failure, the run may have ended. STATUS_UNAVAILABLE also if it cannot be started or
+ * is killed: other runs that wait may hold what it lacked. */
 enum status advise_run_epochs(const struct situation *situation, const char *workload,
                               const struct arguments *arguments, uint64_t epochs, struct advise_child *child,
                               struct table *table);

@@ -282,29 +282,40 @@ static bool may_wait(const struct situation *situation, double epoch_s, double t
            2 * now.device_bytes >= begin->device_bytes && !(policy && strcasecmp(policy, "active") == 0);
 }
 
+/* Runs the epochs of a measurement, and reads the last `count` of them. */
+static enum status run_epochs(const struct situation *situation, const struct arguments *arguments,
+                              double epochs, double count, struct advise_pace *pace,
+                              struct measured *measured)
+{
+    CLOSED_BY(table_free) struct table table = {0};
+    TRY(advise_run_epochs(situation, "train", arguments, (uint64_t)epochs, &pace->run, &table));
+    return read_epochs(&table, count, measured);
+}
+
 enum status advise_train_once(struct situation *situation, const struct candidate *candidate, double time_s,
                               struct advise_pace *pace, struct advice *advice)
 {
     const struct advise_set *set = &situation->set;
     const enum advise_place place = candidate->place;
     struct arguments arguments = {0};
-    CLOSED_BY(table_free) struct table table = {0};
     struct measured measured;
-    const double step_s = pace->step_s > 0 ? pace->step_s : situation->question.step_s,
-                 wanted = time_s / step_s;
+    const bool known = pace->step_s > 0;
+    const double step_s = known ? pace->step_s : situation->question.step_s, wanted = time_s / step_s;
     if (pace->run.pid == 0)
         plan_run(situation, candidate, wanted, pace, &arguments);
-    const double count = fmin(fmax(ceil(wanted / pace->steps), EPOCHS_MIN), EPOCHS_MAX),
-                 epochs = count + warm_epochs(situation, candidate, step_s, pace);
+    const double count = known ? fmin(fmax(ceil(wanted / pace->steps), EPOCHS_MIN), EPOCHS_MAX) : EPOCHS_MIN,
+                 warm = warm_epochs(situation, candidate, step_s, pace);
     bool cold = candidate->cache && strcmp(candidate->cache, "cold") == 0;
     situation->evict = !cold ? NULL : set->remote ? situation->options->cache_dir : set->data;
     enum status status = cold ? advise_evict(situation->evict) : STATUS_OK;
     if (status == STATUS_OK)
-        status = advise_run_epochs(situation, candidate->workload, &arguments, (uint64_t)epochs, &pace->run,
-                                   &table);
+        status = run_epochs(situation, &arguments, warm + count, count, pace, &measured);
+    if (status == STATUS_OK && !known) { /* its first epochs tell how many there is time for */
+        const double all = fmin(ceil(time_s / measured.step_s / pace->steps), EPOCHS_MAX);
+        if (all > count)
+            status = run_epochs(situation, &arguments, all - count, all, pace, &measured);
+    }
     situation->evict = NULL;
-    if (status == STATUS_OK)
-        status = read_epochs(&table, count, &measured);
     if (status == STATUS_OK && place == ADVISE_GPU_MEMORY && measured.resident < measured.samples)
         status = status_set(STATUS_UNAVAILABLE, "only %.0f of %.0f samples fit into GPU memory",
                             measured.resident, measured.samples);
