@@ -298,7 +298,7 @@ enum status advise_train_once(struct situation *situation, const struct candidat
     const struct advise_set *set = &situation->set;
     const enum advise_place place = candidate->place;
     struct arguments arguments = {0};
-    struct measured measured;
+    struct measured measured = {0};
     const bool known = pace->step_s > 0;
     const double step_s = known ? pace->step_s : situation->question.step_s, wanted = time_s / step_s;
     if (pace->run.pid == 0)
