@@ -190,6 +190,32 @@ Test(advise, a_delayed_run_does_not_count)
     expect_words(text, " 1 of 12 runs do not count, because they do not fit the others;");
 }
 
+/* A way that was dropped after three rounds, one of which is off, has no interval. It is slower all the same.
+ */
+Test(advise, a_way_that_was_dropped_is_slower)
+{
+    struct advice_question question = five_ms;
+    struct advice advice[3] = {way("generating", ADVISE_GENERATED, 0), way("disk", ADVISE_DISK, 0),
+                               way("memory", ADVISE_MEMORY, 0)};
+    question.estimated = false;
+    question.model = "cnn";
+    for (size_t round = 0; round < 7; round++)
+        for (size_t i = 0; i < 3; i++)
+            if (i != 1 || round < 3)
+                advise_add(&question, &advice[i], NAN,
+                           (i == 1 ? 500 : 1000) * (i == 1 && round == 2 ? 0.5 : 1), 0);
+    advice[1].dropped = true;
+    advise_conclude(&question, advice, 3);
+    cr_expect(isnan(advise_ratio(&question, &advice[0], &advice[1]).high));
+    char text[4096];
+    const struct advice_decision decision = advise_decide(&question, advice, 3);
+    advise_details(&question, advice, 3, &decision, text, sizeof text);
+    expect_words(text, " Memory (v) is not slower and at most 10 % faster");
+    cr_expect_not(strstr(text, "Disk (v)"), "%s", text);
+    advise_verdict(&question, advice, 3, &decision, text, sizeof text);
+    cr_expect_str_eq(text, "Best here: generating (v); no other way is more than 10 % faster.");
+}
+
 /* Rounds 1 to 3 are 1, 0.9 and 1.1 times as fast, for all ways. The ratio of the first two is 1.2 in each of
  * them by chance, that of the last two scatters as much as all rates do. */
 Test(advise, the_noise_of_all_ways_counts)
@@ -743,7 +769,7 @@ Test(advise, values_are_those_of_the_rows_and_the_set)
 #endif
 
 /* Computes the columns of training runs from their rows: those of the first epoch of each run do not count.
- */
+ * Each measurement is a run of its own, because no run waits with OMP_WAIT_POLICY=active. */
 static const char training_check[] =
     "import csv, itertools, json, math, os\n"
     "with open('json.txt') as file:\n"
@@ -801,8 +827,9 @@ Test(advise, with_a_network_the_values_are_those_of_training_runs)
         0,
         "p=$((4 * (16 * 16 * 3 + 1) * 10)); printf 'rank,ranks,array_bytes,time_us\\n0,2,%%s,9\\nall,2,%%s,"
         "4000\\nall,2,1,7\\n' $p $((2 * p)) >ex.csv; mkdir t; "
-        "CUDA_VISIBLE_DEVICES= TMPDIR=t $P advise --data d --compute train:logreg --classes 10 --batch 4 "
-        "--out-res 16 --threads 1 --time 4 --nodes 3 --exchange-rows ex.csv --out rows --format json "
+        "CUDA_VISIBLE_DEVICES= OMP_WAIT_POLICY=active TMPDIR=t $P advise --data d --compute train:logreg "
+        "--classes 10 --batch 4 --out-res 16 --threads 1 --time 4 --nodes 3 --exchange-rows ex.csv --out "
+        "rows --format json "
         ">json.txt && ls -A t | wc -l");
     EXPECT_OUT("0\n");
     EXPECT(0, "python3 check.py 2>&1");
@@ -820,6 +847,54 @@ Test(advise, with_a_network_the_values_are_those_of_training_runs)
     /* Rows of another advise in the same folder would be taken for own ones. */
     EXPECT(124, "timeout 6 flock rows $P advise --data d --compute 5 --out rows 2>&1");
     EXPECT_OUT("rows: waiting for process");
+}
+
+/* The run of a way goes on in the next round, unless its epochs were much longer than expected. What it
+ * trained right after its pause does not count. */
+static const char turns_check[] =
+    "import csv, itertools, json, math\n"
+    "key = lambda row: (row['feed'], row['resident_bytes'], row['data'])\n"
+    "with open('turns/train.csv') as file:\n"
+    "    rows = list(csv.DictReader(file))\n"
+    "with open('turns.json') as file:\n"
+    "    ways = {row['way']: row for row in json.load(file)['rows']}\n"
+    "if ways['a prepared set, memory']['rounds'] < 2:\n"
+    "    raise SystemExit  # on a busy machine\n"
+    "runs = sum(row['epoch'] == '1' for row in rows)\n"
+    "rounds = sum(way['rounds'] for way in ways.values() if not way['reason'])\n"
+    "assert runs - 1 < rounds, (runs, ways)\n"
+    "rounds = [list(some) for of, some in itertools.groupby(rows[3:], key) if 'prepared' in of[2]]\n"
+    "epochs = [int(row['epoch']) for some in rounds for row in some]\n"
+    "assert all(b in (1, a + 1) for a, b in zip([0] + epochs, epochs)), epochs\n"
+    "way = ways['a prepared set, memory']\n"
+    "assert len(rounds) == way['rounds'] >= 2, (len(rounds), way)\n"
+    "rates = lambda some: [float(row['items']) / float(row['time_mean_s']) for row in some]\n"
+    "medians = [[sorted(rates(some)[-n:])[n // 2] for n in range(3, len(some))] for some in rounds]\n"
+    "least, most = min(map(min, medians)), max(map(max, medians))  # a delayed run does not count\n"
+    "assert least <= way['reached_per_s'] * 1.00001 <= 1.00002 * most, (way, medians)\n";
+
+Test(advise, with_a_network_a_run_waits_for_its_next_round)
+{
+    if (run("python3 -c ''") != 0 || format_check(FORMAT_JSON) != STATUS_OK)
+        cr_skip_test("python3 or jansson is not installed");
+    put_text("turns.py", turns_check);
+    EXPECT(0, "$P --prepare d --from synth --res 16 --classes 2 --samples 40 --shards 2");
+    EXPECT_PRINTS(0, "0\n",
+                  "mkdir t; CUDA_VISIBLE_DEVICES= TMPDIR=t $P advise --data d --compute train:cnn "
+                  "--classes 10 --batch 4 --out-res 16 --threads 1 --time 2 --out turns --format json "
+                  ">turns.json && ls -A t | wc -l");
+    EXPECT(0, "python3 turns.py 2>&1");
+}
+
+/* The system kills a process if memory runs out. The other ways are measured all the same. */
+Test(advise, with_a_network_a_run_may_be_killed)
+{
+    EXPECT(0, "$P --prepare d --from synth --res 16 --classes 2 --samples 40 --shards 2");
+    EXPECT_PRINTS(0, "the step without input constant ",
+                  "{ CUDA_VISIBLE_DEVICES= $P advise --data d --compute train:logreg --classes 10 --batch 4 "
+                  "--out-res 16 --threads 1 --time 1 --out killed & for i in $(seq 500); do "
+                  "grep -q live killed/train.csv && break; sleep 0.02; done 2>grep.txt; "
+                  "for run in $(cat /proc/$!/task/$!/children); do :; done; kill -KILL $run; wait $!; }");
 }
 
 /* GPU variants are in the table even if they cannot run. The CPU variants deliver decoded images. */

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,13 +27,14 @@
 #include "machine/device.h"
 #include "machine/host.h"
 #include "run/report.h"
+#include "run/runner.h"
 #include "train/model.h"
 
 /* ---- Options ---- */
 
 #define TIME_S       30.0  /* default of --time */
 #define TIME_GPU_S   120.0 /* default of --time with a GPU, where each run takes seconds to start */
-#define TIME_TRAIN_S 240.0 /* default of --time with --compute train:MODEL */
+#define TIME_TRAIN_S 240.0 /* default of --time with train:MODEL and no GPU, where steps are long */
 
 #define AT(field)    offsetof(struct advise_options, field)
 static const struct option_spec specs[] = {
@@ -62,8 +64,8 @@ static const struct option_spec specs[] = {
      .help = "that read and decode; 0: all"},
     {"device", "N", OPTION_COUNT, AT(device), .fallback = "0", .maximum = 1024, .help = "CUDA device"},
     {"time", "S", OPTION_REAL, AT(time_s), .minimum = 0.1, .maximum = 86400,
-     .help = "maximum time; a certain verdict ends it earlier (default: 30; with a GPU 120; with train:MODEL "
-             "240)"},
+     .help = "maximum time; a certain verdict ends it earlier (default: 30; with a GPU 120; train:MODEL "
+             "without one 240)"},
     {"margin", "PERCENT", OPTION_REAL, AT(margin), .fallback = "10", .minimum = 0.1, .maximum = 1000,
      .help = "rates are equal within this margin"},
     {"nodes", "N", OPTION_COUNT, AT(nodes), .fallback = "1", .minimum = 1, .maximum = 1 << 20,
@@ -251,110 +253,220 @@ struct measured {
     double stall_share, step_s, busy_share; /* of the training step */
 };
 
-#define LOOK_MS      100  /* interval at which pending signals are checked */
-#define LOOK_COLD_MS 5    /* interval at which the end of an epoch is noticed */
-#define PATIENCE     4    /* a run is ended after this multiple of --time, ... */
-#define PATIENT_S    60.0 /* ... but not before this time */
+#define LOOK_MS   100  /* interval at which pending signals are checked */
+#define PATIENCE  4    /* a run is ended after this multiple of --time, ... */
+#define PATIENT_S 60.0 /* ... but not before this time */
 
-/* Runs in the child process. `errors` becomes its stderr. */
-static void become(const char *const *argv, int errors)
+/* Runs in the child process. `errors` becomes its stderr; it inherits `turns`, unless that is negative. */
+static void become(const char *const *argv, int errors, int turns)
 {
     bool own = strcmp(argv[0], "fdsl-bench") == 0;
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* the run ends if this program ends */
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(nothing, STDOUT_FILENO) >= 0 &&
-        dup2(errors, STDERR_FILENO) >= 0)
+        dup2(errors, STDERR_FILENO) >= 0 && (turns < 0 || fcntl(turns, F_SETFD, 0) == 0))
         execvp(own ? "/proc/self/exe" : argv[0], (char *const *)argv);
     dprintf(errors, "cannot start %s: %s\n", argv[0], strerror(errno));
     _exit(STATUS_FAILED);
 }
 
-/* Evicts the files of situation->evict if the file `rows` has grown since the last call: an epoch has ended,
- * and the next one must not find what it read in the page cache. */
-static void evict_after_epoch(const struct situation *situation, const char *rows, off_t *bytes)
+static void close_two(const int fds[2])
 {
-    struct stat info;
-    if (!situation->evict || stat(rows, &info) != 0 || info.st_size == *bytes)
-        return;
-    *bytes = info.st_size;
-    (void)advise_evict(situation->evict); /* it worked before the run */
+    for (int i = 0; i < 2; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
 }
 
-/* Reads everything that the child prints to stderr, and copies its last line to `line`. Ends the child if
- * this program receives a signal, or at the time `end_s`; returns whether that time was reached. */
-static bool read_last_line(const struct situation *situation, const char *rows, int from, pid_t child,
-                           double end_s, char *line, size_t size)
+/* Starts a program; see advise_start(). With `in_turns`, it waits after each epoch. */
+static enum status launch(const char *const *argv, bool in_turns, struct advise_child *child)
 {
-    char text[4096];
-    off_t row_bytes = 0;
-    size_t held = 0;
+    int report[2] = {-1, -1}, turns[2] = {-1, -1};
+    char number[16];
+    pid_t pid = -1;
+    if (pipe2(report, O_CLOEXEC) == 0 &&
+        (!in_turns ||
+         (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, turns) == 0 &&
+          snprintf(number, sizeof number, "%d", turns[1]) > 0 && setenv(RUNNER_TURNS, number, 1) == 0)))
+        pid = fork();
+    if (pid == 0)
+        become(argv, report[1], turns[1]);
+    int error = errno;
+    unsetenv(RUNNER_TURNS);
+    if (pid < 0) {
+        close_two(report);
+        close_two(turns);
+        return status_set(in_turns ? STATUS_UNAVAILABLE : STATUS_FAILED, "cannot start a run: %s",
+                          strerror(error));
+    }
+    close(report[1]);
+    if (in_turns)
+        close(turns[1]);
+    *child = (struct advise_child){.pid = pid, .errors = report[0], .turns = turns[0]};
+    return STATUS_OK;
+}
+
+/* Reads what a child printed to stderr, and keeps the end of it. Returns false when there is no more. */
+static bool read_errors(struct advise_child *child)
+{
+    const size_t size = sizeof child->text;
+    ssize_t count = read(child->errors, child->text + child->held, size - 1 - child->held);
+    if (count == 0 || (count < 0 && errno != EINTR))
+        return false;
+    child->held += count > 0 ? (size_t)count : 0;
+    if (child->held > size / 2) { /* drop the older text; the last line is needed */
+        memmove(child->text, child->text + child->held - size / 4, size / 4);
+        child->held = size / 4;
+    }
+    return true;
+}
+
+#define TURNS_MAX 64 /* that a run has at once */
+
+/* Lets a run that waits train up to `epochs` epochs, and returns how many. It has several turns at once,
+ * because it reads ahead while it waits for one. If it has ended, its stderr says so. */
+static uint64_t give_turns(const struct situation *situation, struct advise_child *child, uint64_t epochs)
+{
+    static const char turns[TURNS_MAX];
+    const uint64_t count = situation->evict ? 1 : epochs < TURNS_MAX ? epochs : TURNS_MAX;
+    (void)send(child->turns, turns, count, MSG_NOSIGNAL);
+    child->waits = false;
+    return count;
+}
+
+/* Waits until a child has ended `epochs` more epochs, and then waits for its next turn, or until it has
+ * ended itself. Ends it if this program receives a signal, or at the time `end_s`; returns whether that time
+ * was reached. */
+static bool watch(const struct situation *situation, struct advise_child *child, uint64_t epochs,
+                  double end_s)
+{
+    struct pollfd sources[] = {{child->errors, POLLIN, 0}, {epochs > 0 ? child->turns : -1, POLLIN, 0}};
+    /* The first epoch of a run needs no turn. */
+    uint64_t given = child->waits && epochs > 0 ? give_turns(situation, child, epochs) : 1;
     bool late = false;
-    struct pollfd source = {from, POLLIN, 0};
+    char turn;
     while (true) {
         late |= timer_now_s() > end_s;
         if (file_signal_held() || late)
-            kill(child, late ? SIGKILL : SIGTERM);
-        evict_after_epoch(situation, rows, &row_bytes);
-        if (poll(&source, 1, situation->evict ? LOOK_COLD_MS : LOOK_MS) <= 0)
+            kill(child->pid, late ? SIGKILL : SIGTERM);
+        if (poll(sources, 2, LOOK_MS) <= 0)
             continue;
-        ssize_t count = read(from, text + held, sizeof text - 1 - held);
-        if (count == 0 || (count < 0 && errno != EINTR))
-            break;
-        held += count > 0 ? (size_t)count : 0;
-        if (held > sizeof text / 2) { /* drop the older text; the last line is needed */
-            memmove(text, text + held - sizeof text / 4, sizeof text / 4);
-            held = sizeof text / 4;
+        if (sources[0].revents && !read_errors(child))
+            return late;
+        if (!sources[1].revents)
+            continue;
+        if (read(child->turns, &turn, 1) != 1) {
+            sources[1].fd = -1; /* it ends */
+            continue;
         }
+        epochs--;
+        if (--given > 0)
+            continue;
+        /* The next epoch must not find what this one read in the page cache. */
+        if (situation->evict)
+            (void)advise_evict(situation->evict); /* it worked before the run */
+        child->waits = true;
+        if (epochs == 0)
+            return late;
+        given = give_turns(situation, child, epochs);
     }
-    while (held > 0 && text[held - 1] == '\n')
-        held--;
-    text[held] = '\0';
-    const char *last = strrchr(text, '\n');
-    last = last ? last + 1 : text;
-    last += strncmp(last, "fdsl-bench: ", 12) == 0 ? 12 : 0;
-    snprintf(line, size, "%.*s", (int)size - 1, last);
-    return late;
 }
 
-enum status advise_start(const struct situation *situation, const char *const *argv, const char *rows)
+/* Returns the last line that a child printed to stderr. */
+static const char *last_line(struct advise_child *child)
 {
-    char line[512];
-    int report[2], outcome = 0;
-    bool late = false;
-    double limit_s = fmax(PATIENCE * situation->question.time_s, PATIENT_S);
-    if (pipe2(report, O_CLOEXEC) != 0)
-        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(errno));
-    pid_t child = fork();
-    if (child == 0)
-        become(argv, report[1]);
-    int error = errno;
-    close(report[1]);
-    if (child > 0)
-        late = read_last_line(situation, rows, report[0], child, timer_now_s() + limit_s, line, sizeof line);
-    close(report[0]);
-    if (child < 0)
-        return status_set(STATUS_FAILED, "cannot start a run: %s", strerror(error));
-    while (waitpid(child, &outcome, 0) < 0 && errno == EINTR)
+    while (child->held > 0 && child->text[child->held - 1] == '\n')
+        child->held--;
+    child->text[child->held] = '\0';
+    const char *last = strrchr(child->text, '\n');
+    last = last ? last + 1 : child->text;
+    return last + (strncmp(last, "fdsl-bench: ", 12) == 0 ? 12 : 0);
+}
+
+/* Waits for `epochs` epochs of a child or, if it has none or ends, for its end. */
+static enum status attend(const struct situation *situation, struct advise_child *child, uint64_t epochs)
+{
+    const double limit_s = fmax(PATIENCE * situation->question.time_s, PATIENT_S);
+    int outcome = 0;
+    bool late = watch(situation, child, epochs, timer_now_s() + limit_s);
+    if (child->waits && epochs > 0 && !late)
+        return STATUS_OK;
+    close_two((int[]){child->errors, child->turns});
+    while (waitpid(child->pid, &outcome, 0) < 0 && errno == EINTR)
         ;
+    child->pid = 0;
     if (file_signal_held())
         return status_set(STATUS_FAILED, "interrupted");
     if (late)
         return status_set(STATUS_UNAVAILABLE, "one run took longer than %.0f s; raise --time", limit_s);
+    if (WIFSIGNALED(outcome) && WTERMSIG(outcome) == SIGKILL && epochs > 0)
+        return status_set(STATUS_UNAVAILABLE, "a run was killed; perhaps memory ran out");
     if (WIFSIGNALED(outcome))
         return status_set(STATUS_FAILED, "a run was ended by signal %d", WTERMSIG(outcome));
-    return WEXITSTATUS(outcome) == STATUS_OK ? STATUS_OK : status_set(STATUS_UNAVAILABLE, "%s", line);
+    if (WEXITSTATUS(outcome) != STATUS_OK)
+        return status_set(STATUS_UNAVAILABLE, "%s", last_line(child));
+    return epochs == 0 ? STATUS_OK : status_set(STATUS_FAILED, "a run ended before its last epoch");
+}
+
+enum status advise_start(const struct situation *situation, const char *const *argv)
+{
+    struct advise_child child;
+    TRY(launch(argv, false, &child));
+    return attend(situation, &child, 0);
+}
+
+void advise_release(struct advise_child *child)
+{
+    if (child->pid != 0)
+        (void)shutdown(child->turns, SHUT_RDWR);
+}
+
+void advise_end(const struct situation *situation, struct advise_child *child)
+{
+    if (child->pid == 0)
+        return;
+    advise_release(child);
+    if (attend(situation, child, 0) != STATUS_OK && !file_signal_held())
+        status_warn("the measurements of a run count, but it failed at its end: %s", status_text());
+}
+
+/* Returns the command line of a run whose rows are appended to the file `rows`. */
+static void fill_command(const struct situation *situation, const char *workload,
+                         const struct arguments *arguments, char rows[PATH_MAX],
+                         const char *argv[ARGUMENTS_MAX + 8])
+{
+    const char *const first[] = {"fdsl-bench", "--workload", workload, "--out", rows};
+    snprintf(rows, PATH_MAX, "%s/%s.csv", situation->rows, workload);
+    memcpy(argv, first, sizeof first);
+    memcpy(&argv[COUNT_OF(first)], arguments->of, arguments->count * sizeof *argv);
+}
+
+static enum status read_rows(const char *rows, struct table *table)
+{
+    TRY(table_read(rows, table));
+    return table->rows > 0 ? STATUS_OK : status_set(STATUS_FAILED, "%s has no rows", rows);
 }
 
 enum status advise_run_child(const struct situation *situation, const char *workload,
                              const struct arguments *arguments, struct table *table)
 {
     char rows[PATH_MAX];
-    snprintf(rows, sizeof rows, "%s/%s.csv", situation->rows, workload);
-    const char *argv[ARGUMENTS_MAX + 8] = {"fdsl-bench", "--workload", workload, "--out", rows};
-    memcpy(&argv[5], arguments->of, arguments->count * sizeof *argv);
-    TRY(advise_start(situation, argv, rows));
-    TRY(table_read(rows, table));
-    return table->rows > 0 ? STATUS_OK : status_set(STATUS_FAILED, "%s has no rows", rows);
+    const char *argv[ARGUMENTS_MAX + 8] = {NULL};
+    fill_command(situation, workload, arguments, rows, argv);
+    TRY(advise_start(situation, argv));
+    return read_rows(rows, table);
+}
+
+enum status advise_run_epochs(const struct situation *situation, const char *workload,
+                              const struct arguments *arguments, uint64_t epochs, struct advise_child *child,
+                              struct table *table)
+{
+    char rows[PATH_MAX];
+    const char *argv[ARGUMENTS_MAX + 8] = {NULL};
+    fill_command(situation, workload, arguments, rows, argv);
+    if (child->pid == 0)
+        TRY(launch(argv, true, child));
+    TRY(attend(situation, child, epochs));
+    return read_rows(rows, table);
 }
 
 double advise_number(const struct table *table, size_t row, const char *column)
@@ -446,7 +558,7 @@ static enum status choose_share(double readable, struct advise_pace *pace)
         return status_set(STATUS_UNAVAILABLE,
                           "steps wait for at most %.0f %% of their time even if all images are read",
                           100 * (1 - MIX_NEEDLESS));
-    pace->share = fmax(0.01, MIX_SHARE * readable);
+    pace->share = 1e-4 * round(1e4 * fmax(0.01, MIX_SHARE * readable)); /* --mix takes four decimals */
     snprintf(pace->mix, sizeof pace->mix, "synth:%.4g,load:%.4g", 1 - pace->share, pace->share);
     return STATUS_OK;
 }
@@ -516,6 +628,17 @@ static bool is_left_out(const struct situation *situation, size_t round, const s
     return advice->dropped = true;
 }
 
+/* Ends the runs of the ways that were dropped, or of all ways. They end at the same time. */
+static void end_runs(const struct situation *situation, struct contender *contenders, size_t count, bool all)
+{
+    for (size_t i = 0; i < count; i++)
+        if (all || contenders[i].advice->dropped)
+            advise_release(&contenders[i].pace.run);
+    for (size_t i = 0; i < count; i++)
+        if (all || contenders[i].advice->dropped)
+            advise_end(situation, &contenders[i].pace.run);
+}
+
 /* Measures every contender once, in reverse order in every other round, so that a steady change of the
  * machine's load favours none. A way may fail once: other processes may just have emptied the page cache. */
 static enum status play_round(struct situation *situation, size_t round, double time_s,
@@ -533,13 +656,16 @@ static enum status play_round(struct situation *situation, size_t round, double 
                           situation->question.time_s);
         enum status status = measure(situation, time_s, next);
         if (status_exit(status) == STATUS_FAILED)
-            return status;
+            return file_signal_held() ? status
+                                      : status_prefix(status, "%s (%s)", advice->name, advice->variant);
         next->took_s = timer_now_s() - begin_s;
         next->failures = status == STATUS_OK ? 0 : next->failures + 1;
         if (status == STATUS_OK)
             continue;
         advice->reason = status_save(status);
         advise_miss(advice);
+        if (situation->alone)
+            end_runs(situation, contenders, count, true);
         advice->dropped |= next->failures == FAILURES_MAX;
         advice->measured &= !advice->dropped;
     }
@@ -566,6 +692,7 @@ static enum status play(struct situation *situation, struct contender *contender
         "measures %zu way%s in turn, for at most %.3g s (--time); ends earlier when the verdict is certain",
         ways, ways == 1 ? "" : "s", situation->question.time_s);
     situation->begin_s = timer_now_s();
+    situation->room = advise_room(situation);
     struct advice_question *question = &situation->question;
     /* Half of the time goes to starting runs, to warming up and to waiting for the cache. */
     double time_s = question->time_s /
@@ -590,6 +717,7 @@ static enum status play(struct situation *situation, struct contender *contender
         if (++round == look) {
             advise_note_noise(question, advice, advice_count);
             advise_drop(question, advice, advice_count);
+            end_runs(situation, contenders, count, false);
             struct advice_decision decision = advise_decide(question, advice, advice_count);
             if (decision.decided || decision.rival == advice_count) /* more rounds change nothing */
                 break;
@@ -635,7 +763,10 @@ static enum status measure_all(struct situation *situation, struct advice *advic
         } else
             next->reason = status_save(possible);
     }
-    return play(situation, contenders, contender_count, advice, *count);
+    enum status status = play(situation, contenders, contender_count, advice, *count);
+    const struct failure failure = status_save(status);
+    end_runs(situation, contenders, contender_count, true);
+    return status_restore(&failure);
 }
 
 /* ---- The data set ---- */
@@ -908,10 +1039,16 @@ void advise_remove(const char *folder)
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-static void close_set(const struct advise_set *set)
+static void remove_folder(struct advise_set *set)
 {
     if (*set->folder)
         advise_remove(set->folder);
+    *set->folder = '\0';
+}
+
+static void close_set(struct advise_set *set)
+{
+    remove_folder(set);
     file_release_signals();
 }
 
@@ -1011,7 +1148,7 @@ static enum status check_network_options(struct situation *situation)
     if (!question->model)
         return STATUS_OK;
     question->estimated = false;
-    if (!(options->time_s > 0))
+    if (!(options->time_s > 0) && !situation->gpu)
         question->time_s = TIME_TRAIN_S;
     return STATUS_OK;
 }
@@ -1075,6 +1212,7 @@ static enum status measure_and_print(struct situation *situation)
         for (size_t i = 0; i < count; i++)
             advice[i].command = advice[i].measured ? advise_command(situation, &advice[i]) : NULL;
     }
+    remove_folder(&situation->set); /* printing to a pipe that is closed ends the program */
     enum status status = advise_print(options->data, options->format, question, advice, count);
     for (size_t i = 0; i < count; i++)
         free(advice[i].command);

@@ -212,6 +212,11 @@ struct advise_set {
     uint64_t prepared_samples;
 };
 
+/* Free memory; 0: unknown. */
+struct advise_room {
+    uint64_t host_bytes, device_bytes;
+};
+
 /* The data set to measure, the options and the machine. */
 struct situation {
     const struct advise_options *options;
@@ -223,8 +228,10 @@ struct situation {
     struct advise_set set;
     const char *rows; /* folder of the CSV files with the rows */
     struct advice_question question;
-    double begin_s;    /* start of the measurements */
-    const char *evict; /* folder whose files leave the page cache whenever a run writes rows, or NULL */
+    double begin_s;          /* start of the measurements */
+    const char *evict;       /* folder whose files leave the page cache after each epoch of a run, or NULL */
+    struct advise_room room; /* free at the start of the measurements */
+    bool alone; /* a run failed while others waited, so runs no longer wait for their next turn */
     struct progress progress;
 };
 
@@ -249,16 +256,38 @@ void advise_add_fit(const struct situation *situation, struct arguments *argumen
 /* Returns whether the images of the set get the size --out-res. */
 bool advise_is_fitted(const struct situation *situation);
 
+/* A run in a child process. */
+struct advise_child {
+    pid_t pid;       /* 0: none */
+    int errors;      /* its stderr */
+    int turns;       /* socket to a run that waits after each epoch (RUNNER_TURNS); negative: none */
+    bool waits;      /* an epoch has ended, and the run waits */
+    char text[4096]; /* the end of what it printed to stderr */
+    size_t held;     /* bytes of `text` */
+};
+
 /* Starts a program, whose name is argv[0] ("fdsl-bench": this program), and waits for it. `argv` ends with
- * NULL. While it runs, evicts the files of situation->evict whenever `rows` grows. STATUS_UNAVAILABLE if the
- * program failed; the message is the last line that it printed to stderr. STATUS_FAILED if a signal ended it,
- * or if this program received a signal (file_signal_held()). */
-enum status advise_start(const struct situation *situation, const char *const *argv, const char *rows);
+ * NULL. STATUS_UNAVAILABLE if the program failed; the message is the last line that it printed to stderr.
+ * STATUS_FAILED if a signal ended it, or if this program received a signal (file_signal_held()). */
+enum status advise_start(const struct situation *situation, const char *const *argv);
 
 /* Runs this program, which appends its rows to a file; reads this file. STATUS_UNAVAILABLE and STATUS_FAILED
  * as from advise_start(); STATUS_FAILED also if the rows cannot be read. */
 enum status advise_run_child(const struct situation *situation, const char *workload,
                              const struct arguments *arguments, struct table *table);
+
+/* Continues a run of this program, or starts it if there is none, until `epochs` more epochs have ended. Then
+ * it waits for the next call, or for advise_end(). After each epoch, evicts the files of situation->evict.
+ * Reads the rows. After a failure, the run may have ended. STATUS_UNAVAILABLE also if it cannot be started or
+ * is killed: other runs that wait may hold what it lacked. */
+enum status advise_run_epochs(const struct situation *situation, const char *workload,
+                              const struct arguments *arguments, uint64_t epochs, struct advise_child *child,
+                              struct table *table);
+
+/* advise_release() lets a run that waits end. advise_end() does this, too, and waits for its end; warns if it
+ * fails then. */
+void advise_release(struct advise_child *child);
+void advise_end(const struct situation *situation, struct advise_child *child);
 
 /* Returns a value of a row; NaN if it is empty. */
 double advise_number(const struct table *table, size_t row, const char *column);
@@ -279,8 +308,10 @@ void advise_remove(const char *folder);
 #define ADVISE_TRAININGS 9
 extern const struct candidate advise_trainings[ADVISE_TRAININGS];
 
-/* How long the runs of a way are, which its earlier runs decide. */
+/* The run of a way, which waits between its measurements, and what decides how long they are. */
 struct advise_pace {
+    struct advise_child run;
+    double steps;  /* of an epoch of this run */
     double step_s; /* 0: not measured; as long as without input */
     double share;  /* of the samples of a mixture that are read; 0: not chosen */
     char mix[64];  /* --mix, with this share */
@@ -299,7 +330,8 @@ enum status advise_measure_step(struct situation *situation);
 /* Returns STATUS_UNAVAILABLE, with the reason, if this way certainly cannot work here. */
 enum status advise_training_possible(const struct situation *situation, const struct candidate *candidate);
 
-/* Measures a way once, in a training run whose counted epochs take about `time_s`. */
+/* Measures a way once, in epochs of a training run that together take about `time_s`. The run waits for the
+ * next call as long as there is room: see advise_run_epochs(). The caller ends it with advise_end(). */
 enum status advise_train_once(struct situation *situation, const struct candidate *candidate, double time_s,
                               struct advise_pace *pace, struct advice *advice);
 
@@ -311,6 +343,9 @@ enum status advise_measure_prepare(struct situation *situation);
  * exchange_s, or its exchange_reason. STATUS_FAILED after a signal; STATUS_USAGE if the file has no such
  * rows. */
 enum status advise_measure_exchange(struct situation *situation);
+
+/* Returns the memory that is free now. */
+struct advise_room advise_room(const struct situation *situation);
 
 /* Returns the command that trains the network on images that come in this way. The caller frees it. NULL if
  * memory runs out. */

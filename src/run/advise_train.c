@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "core/portable.h"
@@ -46,6 +47,9 @@ const struct candidate advise_trainings[ADVISE_TRAININGS] = {
 /* A GPU's JPEG engines reach their rate after about this many steps and seconds. */
 #define WARM_STEPS 100
 #define WARM_S     2.0
+#define AGAIN_S    0.25 /* after a run has waited for its turn, the epochs of this time do not count */
+#define RUN_EPOCHS 1e6  /* more than all rounds need; there are at most ... */
+#define RUN_STEPS  2e9  /* ... this many steps */
 
 /* ---- The engine and its runs ---- */
 
@@ -154,36 +158,38 @@ static void shorten(double train_size, double epochs, struct arguments *argument
     arguments->of[arguments->count++] = "--allow-nan";
 }
 
-/* The measures of the epochs of a run without the first ones, which load kernels, raise clocks, and warm up
- * decoders. The rate is the median of the epochs: another process may delay one of them. */
+/* The measures of some epochs of a run. The rate is the median of the epochs: another process may delay one
+ * of them. */
 struct measured {
     double items_per_s, step_s, stall_share, joules_per_item;
     double memory_bytes, samples, parameters, resident; /* `resident`: samples in GPU memory */
 };
 
-static enum status read_epochs(const struct table *table, double warm, struct measured *measured)
+/* Reads the last `count` rows. */
+static enum status read_epochs(const struct table *table, double count, struct measured *measured)
 {
-    size_t last = table->rows - 1, count = 0;
-    double epochs = advise_number(table, last, "epoch"), time_s = 0, joules = 0;
-    double step_s[EPOCHS_MAX], rates[EPOCHS_MAX];
-    if (!(epochs > warm) || epochs > (double)table->rows || epochs > EPOCHS_MAX + warm)
+    const size_t last = table->rows - 1;
+    double time_s = 0, joules = 0, step_s[EPOCHS_MAX], rates[EPOCHS_MAX];
+    if (!(count >= 1 && count <= EPOCHS_MAX && count <= advise_number(table, last, "epoch")) ||
+        count > (double)table->rows)
         return status_set(STATUS_FAILED, "%s: the rows of a run are incomplete", table->path);
     *measured = (struct measured){.memory_bytes = advise_number(table, last, "memory_bytes"),
                                   .samples = advise_number(table, last, "train_samples"),
                                   .parameters = advise_number(table, last, "parameters"),
                                   .resident = advise_number(table, last, "resident_device_samples")};
-    for (size_t row = last + 1 - (size_t)(epochs - warm); row <= last; row++, count++) {
+    for (size_t i = 0; i < (size_t)count; i++) {
+        const size_t row = last - i;
         double row_s = advise_number(table, row, "time_mean_s");
         time_s += row_s;
-        rates[count] = advise_number(table, row, "items") / row_s;
-        step_s[count] = row_s / advise_number(table, row, "steps");
+        rates[i] = advise_number(table, row, "items") / row_s;
+        step_s[i] = row_s / advise_number(table, row, "steps");
         measured->stall_share += advise_number(table, row, "stall_share") * row_s;
         joules += advise_number(table, row, "energy_j_per_item");
     }
-    measured->items_per_s = stats_middle(rates, count);
-    measured->step_s = stats_middle(step_s, count);
+    measured->items_per_s = stats_middle(rates, (size_t)count);
+    measured->step_s = stats_middle(step_s, (size_t)count);
     measured->stall_share /= time_s;
-    measured->joules_per_item = joules / (double)count;
+    measured->joules_per_item = joules / count;
     return STATUS_OK;
 }
 
@@ -212,7 +218,7 @@ enum status advise_measure_step(struct situation *situation)
     if (status == STATUS_UNAVAILABLE) /* a network that does not fit, or too little memory */
         status = STATUS_USAGE;
     if (status == STATUS_OK)
-        status = read_epochs(&table, 1, &measured);
+        status = read_epochs(&table, PROBE_EPOCHS - 1, &measured);
     TRY(status_prefix(status, "--compute %s", asked));
     question->step_s = measured.step_s;
     question->gradient_bytes = 4 * measured.parameters;
@@ -222,42 +228,101 @@ enum status advise_measure_step(struct situation *situation)
 /* ---- One measurement ---- */
 
 #define TRAINED_SHARE 0.85 /* at least this share of a set is trained on; the rest may be held out */
+
+/* Chooses the number of steps of an epoch, and fills the options of a run of a way. */
+static void plan_run(const struct situation *situation, const struct candidate *candidate, double wanted,
+                     struct advise_pace *pace, struct arguments *arguments)
+{
+    const struct advise_set *set = &situation->set;
+    const enum advise_place place = candidate->place;
+    const bool prepared = place == ADVISE_PREPARED,
+               generated = place == ADVISE_GENERATED || place == ADVISE_CONSTANT;
+    const double batch = (double)situation->question.batch, share = place != ADVISE_MIXED ? 1 : pace->share;
+    const double samples = TRAINED_SHARE * (double)(prepared ? set->prepared_samples : set->measured_samples);
+    const double most = generated ? wanted : fmax(1, floor(samples / batch / share));
+    pace->steps = fmax(1, fmin(ceil(wanted / EPOCHS_MIN), most));
+    fill_training(situation, candidate, prepared ? set->prepared : set->data, pace->mix, arguments);
+    if (prepared) /* a class may have too few samples to hold one out */
+        advise_add_text(arguments, "--test-data", set->prepared);
+    shorten(generated || pace->steps < most ? fmax(1, round(pace->steps * batch * share)) : 0,
+            fmin(RUN_EPOCHS, floor(RUN_STEPS / pace->steps)), arguments);
+    advise_add_text(arguments, "--gpu-others", "ignore"); /* runs of other ways wait */
+}
+
+/* Returns the number of epochs of a measurement that do not count. The first ones of a run load kernels,
+ * raise clocks, and warm up decoders. After a pause, an epoch begins with samples that were read before. */
+static double warm_epochs(const struct situation *situation, const struct candidate *candidate, double step_s,
+                          const struct advise_pace *pace)
+{
+    const enum advise_place place = candidate->place;
+    /* A set in GPU memory is decoded in the first epoch only. */
+    const bool decodes = situation->gpu && situation->set.coded && place != ADVISE_GENERATED &&
+                         place != ADVISE_CONSTANT && place != ADVISE_PREPARED && place != ADVISE_GPU_MEMORY;
+    if (pace->run.pid != 0)
+        return fmin(fmax(1, ceil(AGAIN_S / step_s / pace->steps)), EPOCHS_MAX);
+    return decodes ? ceil(fmax(WARM_STEPS, WARM_S / step_s) / pace->steps) : 1;
+}
+
+struct advise_room advise_room(const struct situation *situation)
+{
+    struct advise_room room = {.host_bytes = memory_available_bytes()};
+    struct device_info device;
+    if (situation->gpu && device_describe(situation->resources.device, &device) == STATUS_OK)
+        room.device_bytes = device.memory_free_bytes;
+    return room;
+}
+
+/* Returns whether a run may wait for its next measurement: if the runs that wait take at most half of the
+ * memory that was free before them, do not keep threads busy, and their epochs have the right length. */
+static bool may_wait(const struct situation *situation, double epoch_s, double time_s)
+{
+    const struct advise_room now = advise_room(situation), *begin = &situation->room;
+    const char *policy = getenv("OMP_WAIT_POLICY");
+    return !situation->alone && epoch_s <= time_s && 2 * now.host_bytes >= begin->host_bytes &&
+           2 * now.device_bytes >= begin->device_bytes && !(policy && strcasecmp(policy, "active") == 0);
+}
+
+/* Runs the epochs of a measurement, and reads the last `count` of them. */
+static enum status run_epochs(const struct situation *situation, const struct arguments *arguments,
+                              double epochs, double count, struct advise_pace *pace,
+                              struct measured *measured)
+{
+    CLOSED_BY(table_free) struct table table = {0};
+    TRY(advise_run_epochs(situation, "train", arguments, (uint64_t)epochs, &pace->run, &table));
+    return read_epochs(&table, count, measured);
+}
+
 enum status advise_train_once(struct situation *situation, const struct candidate *candidate, double time_s,
                               struct advise_pace *pace, struct advice *advice)
 {
     const struct advise_set *set = &situation->set;
     const enum advise_place place = candidate->place;
     struct arguments arguments = {0};
-    CLOSED_BY(table_free) struct table table = {0};
-    struct measured measured;
-    bool prepared = place == ADVISE_PREPARED,
-         generated = place == ADVISE_GENERATED || place == ADVISE_CONSTANT;
-    double batch = (double)situation->question.batch;
-    double share = place != ADVISE_MIXED ? 1 : pace->share;
-    const double step_s = pace->step_s > 0 ? pace->step_s : situation->question.step_s,
-                 wanted = time_s / step_s;
-    double samples = TRAINED_SHARE * (double)(prepared ? set->prepared_samples : set->measured_samples);
-    double most = generated ? wanted : fmax(1, floor(samples / batch / share));
-    double steps = fmax(1, fmin(ceil(wanted / EPOCHS_MIN), most));
-    /* A set in GPU memory is decoded in the first epoch only. */
-    bool decodes = situation->gpu && set->coded && !generated && !prepared && place != ADVISE_GPU_MEMORY;
-    double warm = decodes ? ceil(fmax(WARM_STEPS, WARM_S / step_s) / steps) : 1;
-    double epochs = warm + fmin(fmax(ceil(wanted / steps), EPOCHS_MIN), EPOCHS_MAX);
-    fill_training(situation, candidate, prepared ? set->prepared : set->data, pace->mix, &arguments);
-    if (prepared) /* a class may have too few samples to hold one out */
-        advise_add_text(&arguments, "--test-data", set->prepared);
-    shorten(generated || steps < most ? fmax(1, round(steps * batch * share)) : 0, epochs, &arguments);
+    struct measured measured = {0};
+    const bool known = pace->step_s > 0;
+    const double step_s = known ? pace->step_s : situation->question.step_s, wanted = time_s / step_s;
+    if (pace->run.pid == 0)
+        plan_run(situation, candidate, wanted, pace, &arguments);
+    const double count = known ? fmin(fmax(ceil(wanted / pace->steps), EPOCHS_MIN), EPOCHS_MAX) : EPOCHS_MIN,
+                 warm = warm_epochs(situation, candidate, step_s, pace);
     bool cold = candidate->cache && strcmp(candidate->cache, "cold") == 0;
     situation->evict = !cold ? NULL : set->remote ? situation->options->cache_dir : set->data;
     enum status status = cold ? advise_evict(situation->evict) : STATUS_OK;
     if (status == STATUS_OK)
-        status = advise_run_child(situation, candidate->workload, &arguments, &table);
+        status = run_epochs(situation, &arguments, warm + count, count, pace, &measured);
+    if (status == STATUS_OK && !known) { /* its first epochs tell how many there is time for */
+        const double all = fmin(ceil(time_s / measured.step_s / pace->steps), EPOCHS_MAX);
+        if (all > count)
+            status = run_epochs(situation, &arguments, all - count, all, pace, &measured);
+    }
     situation->evict = NULL;
+    if (status == STATUS_OK && place == ADVISE_GPU_MEMORY && measured.resident < measured.samples)
+        status = status_set(STATUS_UNAVAILABLE, "only %.0f of %.0f samples fit into GPU memory",
+                            measured.resident, measured.samples);
+    situation->alone |= status != STATUS_OK; /* it may have lacked what the runs that wait hold */
     TRY(status);
-    TRY(read_epochs(&table, warm, &measured));
-    if (place == ADVISE_GPU_MEMORY && measured.resident < measured.samples)
-        return status_set(STATUS_UNAVAILABLE, "only %.0f of %.0f samples fit into GPU memory",
-                          measured.resident, measured.samples);
+    if (!may_wait(situation, measured.step_s * pace->steps, time_s))
+        advise_end(situation, &pace->run);
     pace->step_s = measured.step_s;
     snprintf(advice->mix, sizeof advice->mix, "%s", pace->mix);
     if (!isnan(measured.joules_per_item))
@@ -320,7 +385,7 @@ static enum status prepare_once(const struct situation *situation, const char *f
     if (options->threads)
         advise_add_number(&arguments, "--threads", (double)options->threads);
     double begin_s = timer_now_s();
-    TRY(advise_start(situation, arguments.of, NULL));
+    TRY(advise_start(situation, arguments.of));
     *time_s = timer_now_s() - begin_s;
     return STATUS_OK;
 }
@@ -401,7 +466,7 @@ static enum status exchange_here(const struct situation *situation, const char *
                                     "--workload", "exchange",  "--variant", methods[i], "--bytes", bytes,
                                     "--max-time", "2",         "--out",     rows,       NULL};
         for (size_t run = 0; run < EXCHANGE_RUNS; run++) {
-            status = advise_start(situation, argv, NULL);
+            status = advise_start(situation, argv);
             if (status != STATUS_OK)
                 break;
         }

@@ -85,7 +85,7 @@ struct ratio advise_reached(const struct advice *advice, double confidence)
 }
 
 #define PRIOR  4    /* degrees of freedom that the noise of all ways counts for in the ratio of two */
-#define UNSEEN 0.01 /* relative: runs differ by this even if the rounds agree */
+#define UNSEEN 0.02 /* relative: runs differ by this; the rounds of a run do not show it */
 
 /* Adjusts the interval of a mean of `count` >= 1 logarithms of ratios with this variance. */
 static void moderate(const struct advice_question *question, double variance, size_t count, double confidence,
@@ -531,7 +531,7 @@ void advise_details(const struct advice_question *question, const struct advice 
         append_rates(text, size, question, chosen);
     for (size_t i = 0; i < count; i++) {
         const struct ratio ratio = advise_ratio(question, chosen, &advice[i]);
-        if (!decision->decided || i <= decision->best || !competes(&advice[i]) || ratio.high < 1)
+        if (!decision->decided || i <= decision->best || !remains_open(&advice[i]) || ratio.high < 1)
             continue;
         append_subject(text, size, &advice[i]);
         if (ratio.high > 1 + question->margin) /* the measurements ended before this was known */
@@ -586,7 +586,7 @@ void advise_verdict(const struct advice_question *question, const struct advice 
     if (decision->decided) {
         bool certain = true;
         for (size_t i = 0; i < count; i++)
-            certain &= i == decision->best || !competes(&advice[i]) || cannot_win(best, &advice[i]) ||
+            certain &= i == decision->best || !remains_open(&advice[i]) || cannot_win(best, &advice[i]) ||
                        advise_ratio(question, best, &advice[i]).high <= 1 + question->margin;
         text_append(text, size, "; no other way is %smore than %.3g %% faster.", certain ? "" : "certainly ",
                     100 * question->margin);

@@ -1,11 +1,13 @@
 /* The sequence of a run: every chosen variant is set up, verified, timed, recorded and reported. */
 #include "run/runner.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "core/array.h"
@@ -912,6 +914,22 @@ static enum status time_row(struct runner *runner, void *state, const struct ben
     return status;
 }
 
+/* Waits for the next turn (RUNNER_TURNS). Returns false if there is none. */
+static bool awaits_turn(void)
+{
+    const char *socket = getenv(RUNNER_TURNS);
+    char turn = 0;
+    ssize_t moved;
+    if (!socket)
+        return true;
+    const int fd = atoi(socket);
+    while ((moved = send(fd, &turn, 1, MSG_NOSIGNAL)) < 0 && errno == EINTR)
+        ;
+    while (moved == 1 && (moved = recv(fd, &turn, 1, 0)) < 0 && errno == EINTR)
+        moved = 1;
+    return moved == 1;
+}
+
 static enum status time_variant(struct runner *runner, void *state, struct result *result)
 {
     static const struct bench_limits one_run = {.min_samples = 1, .max_median_error = HUGE_VAL};
@@ -920,7 +938,7 @@ static enum status time_variant(struct runner *runner, void *state, struct resul
         return time_row(runner, state, &runner->settings->limits, result);
     TRY(comm_agree(complete_rows(runner, state)));
     uint64_t runs = 0;
-    for (; workload->epochs.more(runner->input, state); runs++) {
+    for (; workload->epochs.more(runner->input, state) && (runs == 0 || awaits_turn()); runs++) {
         if (runs > 0)
             env_time(runner->time_utc);
         TRY(comm_spread(runner->time_utc, sizeof runner->time_utc));

@@ -21,6 +21,11 @@ enum status runner_join(const struct settings *settings, enum status read);
  * device, no other combination runs. Returns the most severe status. */
 enum status runner_run(struct settings *settings);
 
+/* This environment variable is the number of a socket, with which `advise` keeps training runs open between
+ * its measurements. After each epoch and its row, the run writes a byte to it, and waits for a byte before
+ * the next epoch. It ends if the socket is closed. */
+#define RUNNER_TURNS "FDSL_BENCH_TURNS"
+
 struct report;
 
 /* Runs all variants with the current values of the options. Rank 0 adds the results to `*report`. If
