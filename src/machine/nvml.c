@@ -317,9 +317,8 @@ const char *nvml_throttle_words(uint64_t bits, char *text, size_t size)
 
 /* ---- Causes of slow runs ---- */
 
-#define PERIOD_S      0.05
-#define CLOCKS_MAX    8192 /* MHz; higher clocks count as this value */
-#define ENERGY_SPAN_S 0.8  /* minimum time for a mean power; the energy counter changes every 100 ms */
+#define PERIOD_S   0.05
+#define CLOCKS_MAX 8192 /* MHz; higher clocks count as this value */
 
 /* A histogram of clocks in MHz, so that the median needs no list of samples. */
 struct clocks {

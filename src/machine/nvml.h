@@ -54,6 +54,8 @@ enum status nvml_gpu_state(const char *pci_bus_id, struct gpu_state *state);
 enum status nvml_gpu_processes(const char *pci_bus_id, struct gpu_process *processes, size_t room,
                                size_t *count);
 
+#define ENERGY_SPAN_S 0.8 /* minimum time between two readings: the counter changes every 100 ms */
+
 /* Returns the energy in joules that the device has used since the driver was loaded; NaN if NVML does not
  * report it. The counter is updated about every 100 ms. The query takes 4 ms on an H200. */
 double nvml_gpu_energy_j(const char *pci_bus_id);

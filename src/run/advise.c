@@ -26,6 +26,7 @@
 #include "data/remote.h"
 #include "machine/device.h"
 #include "machine/host.h"
+#include "machine/nvml.h"
 #include "run/report.h"
 #include "run/runner.h"
 #include "train/model.h"
@@ -333,6 +334,11 @@ static uint64_t give_turns(const struct situation *situation, struct advise_chil
     return count;
 }
 
+double advise_energy_j(const struct situation *situation)
+{
+    return situation->gpu ? nvml_gpu_energy_j(situation->pci_bus_id) : NAN;
+}
+
 /* Waits until a child has ended `epochs` more epochs, and then waits for its next turn, or until it has
  * ended itself. Ends it if this program receives a signal, or at the time `end_s`; returns whether that time
  * was reached. */
@@ -358,7 +364,10 @@ static bool watch(const struct situation *situation, struct advise_child *child,
             sources[1].fd = -1; /* it ends */
             continue;
         }
-        epochs--;
+        if (--epochs == child->counted) {
+            child->begin_j = advise_energy_j(situation);
+            child->begin_s = timer_now_s();
+        }
         if (--given > 0)
             continue;
         /* The next epoch must not find what this one read in the page cache. */
@@ -457,14 +466,15 @@ enum status advise_run_child(const struct situation *situation, const char *work
 }
 
 enum status advise_run_epochs(const struct situation *situation, const char *workload,
-                              const struct arguments *arguments, uint64_t epochs, struct advise_child *child,
-                              struct table *table)
+                              const struct arguments *arguments, uint64_t epochs, uint64_t counted,
+                              struct advise_child *child, struct table *table)
 {
     char rows[PATH_MAX];
     const char *argv[ARGUMENTS_MAX + 8] = {NULL};
     fill_command(situation, workload, arguments, rows, argv);
     if (child->pid == 0)
         TRY(launch(argv, true, child));
+    child->counted = counted;
     TRY(attend(situation, child, epochs));
     return read_rows(rows, table);
 }
@@ -1161,6 +1171,8 @@ static enum status check_options(struct situation *situation, struct advise_opti
     situation->resources = (struct resources){.threads = 1, .device = (int)options->device};
     enum status probed = device_probe((int)options->device);
     situation->gpu = probed == STATUS_OK;
+    if (situation->gpu) /* without it, the energy is unknown */
+        (void)device_pci_bus_id((int)options->device, situation->pci_bus_id, sizeof situation->pci_bus_id);
     if (!situation->gpu && options_given(situation->given, "device"))
         return status_prefix(probed, "--device %d", (int)options->device);
     situation->question = (struct advice_question){.batch = options->batch,

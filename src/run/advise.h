@@ -13,6 +13,7 @@
 #include "core/record.h"
 #include "core/status.h"
 #include "core/variant.h"
+#include "machine/nvml.h"
 #include "run/compare.h"
 
 /* Measures and prints the advice; argv[0] is the word "advise". Each measurement is a run of this program in
@@ -225,6 +226,7 @@ struct situation {
     const char *step; /* the value of --compute of the runs */
     int threads;      /* that read and decode */
     bool gpu;
+    char pci_bus_id[GPU_ID_BYTES]; /* of the GPU */
     struct advise_set set;
     const char *rows; /* folder of the CSV files with the rows */
     struct advice_question question;
@@ -264,6 +266,10 @@ struct advise_child {
     bool waits;      /* an epoch has ended, and the run waits */
     char text[4096]; /* the end of what it printed to stderr */
     size_t held;     /* bytes of `text` */
+
+    /* Before the last `counted` epochs: the energy that the GPU had consumed, and the time. */
+    uint64_t counted;
+    double begin_j, begin_s;
 };
 
 /* Starts a program, whose name is argv[0] ("fdsl-bench": this program), and waits for it. `argv` ends with
@@ -281,8 +287,11 @@ enum status advise_run_child(const struct situation *situation, const char *work
  * Reads the rows. After a failure, the run may have ended. STATUS_UNAVAILABLE also if it cannot be started or
  * is killed: other runs that wait may hold what it lacked. */
 enum status advise_run_epochs(const struct situation *situation, const char *workload,
-                              const struct arguments *arguments, uint64_t epochs, struct advise_child *child,
-                              struct table *table);
+                              const struct arguments *arguments, uint64_t epochs, uint64_t counted,
+                              struct advise_child *child, struct table *table);
+
+/* Returns the energy that the GPU has consumed; NaN if it is unknown, or there is no GPU. */
+double advise_energy_j(const struct situation *situation);
 
 /* advise_release() lets a run that waits end. advise_end() does this, too, and waits for its end; warns if it
  * fails then. */
@@ -311,10 +320,11 @@ extern const struct candidate advise_trainings[ADVISE_TRAININGS];
 /* The run of a way, which waits between its measurements, and what decides how long they are. */
 struct advise_pace {
     struct advise_child run;
-    double steps;  /* of an epoch of this run */
-    double step_s; /* 0: not measured; as long as without input */
-    double share;  /* of the samples of a mixture that are read; 0: not chosen */
-    char mix[64];  /* --mix, with this share */
+    double steps;          /* of an epoch of this run */
+    double step_s;         /* 0: not measured; as long as without input */
+    double share;          /* of the samples of a mixture that are read; 0: not chosen */
+    char mix[64];          /* --mix, with this share */
+    double joules, images; /* of all measurements that were long enough; the energy of the whole GPU */
 };
 
 /* Returns the bytes of all images of the set as a GPU keeps them: as in a batch, or with random crops as

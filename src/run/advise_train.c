@@ -161,7 +161,7 @@ static void shorten(double train_size, double epochs, struct arguments *argument
 /* The measures of some epochs of a run. The rate is the median of the epochs: another process may delay one
  * of them. */
 struct measured {
-    double items_per_s, step_s, stall_share, joules_per_item;
+    double items, items_per_s, step_s, stall_share;
     double memory_bytes, samples, parameters, resident; /* `resident`: samples in GPU memory */
 };
 
@@ -169,7 +169,7 @@ struct measured {
 static enum status read_epochs(const struct table *table, double count, struct measured *measured)
 {
     const size_t last = table->rows - 1;
-    double time_s = 0, joules = 0, step_s[EPOCHS_MAX], rates[EPOCHS_MAX];
+    double time_s = 0, step_s[EPOCHS_MAX], rates[EPOCHS_MAX];
     if (!(count >= 1 && count <= EPOCHS_MAX && count <= advise_number(table, last, "epoch")) ||
         count > (double)table->rows)
         return status_set(STATUS_FAILED, "%s: the rows of a run are incomplete", table->path);
@@ -181,15 +181,15 @@ static enum status read_epochs(const struct table *table, double count, struct m
         const size_t row = last - i;
         double row_s = advise_number(table, row, "time_mean_s");
         time_s += row_s;
-        rates[i] = advise_number(table, row, "items") / row_s;
+        const double items = advise_number(table, row, "items");
+        measured->items += items;
+        rates[i] = items / row_s;
         step_s[i] = row_s / advise_number(table, row, "steps");
         measured->stall_share += advise_number(table, row, "stall_share") * row_s;
-        joules += advise_number(table, row, "energy_j_per_item");
     }
     measured->items_per_s = stats_middle(rates, (size_t)count);
     measured->step_s = stats_middle(step_s, (size_t)count);
     measured->stall_share /= time_s;
-    measured->joules_per_item = joules / count;
     return STATUS_OK;
 }
 
@@ -288,8 +288,21 @@ static enum status run_epochs(const struct situation *situation, const struct ar
                               struct measured *measured)
 {
     CLOSED_BY(table_free) struct table table = {0};
-    TRY(advise_run_epochs(situation, "train", arguments, (uint64_t)epochs, &pace->run, &table));
+    TRY(advise_run_epochs(situation, "train", arguments, (uint64_t)epochs, (uint64_t)count, &pace->run,
+                          &table));
     return read_epochs(&table, count, measured);
+}
+
+/* Adds the energy of the epochs that were counted, if its error is small. */
+static void add_energy(const struct situation *situation, const struct measured *measured,
+                       struct advise_pace *pace, struct advice *advice)
+{
+    const double joules = advise_energy_j(situation) - pace->run.begin_j;
+    if (isnan(joules) || timer_now_s() - pace->run.begin_s < ENERGY_SPAN_S)
+        return;
+    pace->joules += joules;
+    pace->images += measured->items;
+    advice->joules_per_image = pace->joules / pace->images;
 }
 
 enum status advise_train_once(struct situation *situation, const struct candidate *candidate, double time_s,
@@ -319,14 +332,14 @@ enum status advise_train_once(struct situation *situation, const struct candidat
     if (status == STATUS_OK && place == ADVISE_GPU_MEMORY && measured.resident < measured.samples)
         status = status_set(STATUS_UNAVAILABLE, "only %.0f of %.0f samples fit into GPU memory",
                             measured.resident, measured.samples);
+    if (status == STATUS_OK)
+        add_energy(situation, &measured, pace, advice);
     situation->alone |= status != STATUS_OK; /* it may have lacked what the runs that wait hold */
     TRY(status);
     if (!may_wait(situation, measured.step_s * pace->steps, time_s))
         advise_end(situation, &pace->run);
     pace->step_s = measured.step_s;
     snprintf(advice->mix, sizeof advice->mix, "%s", pace->mix);
-    if (!isnan(measured.joules_per_item))
-        advice->joules_per_image = measured.joules_per_item;
     advise_count_costs(situation, candidate, measured.memory_bytes, measured.samples, advice);
     advise_add(&situation->question, advice, NAN, measured.items_per_s, measured.stall_share);
     return STATUS_OK;
