@@ -1016,6 +1016,8 @@ static enum status check_network_options(struct situation *situation)
     return STATUS_OK;
 }
 
+#define ROWS_BYTES (UINT64_C(16) << 20) /* the rows of all rounds have fewer */
+
 static enum status check_options(struct situation *situation, struct advise_options *options)
 {
     if (!options->data)
@@ -1039,6 +1041,7 @@ static enum status check_options(struct situation *situation, struct advise_opti
     TRY(format_check(options->format));
     TRY(make_out(options->out));
     TRY(check_network_options(situation));
+    TRY(file_check_limit(ROWS_BYTES));
     struct env env;
     env_capture(&env);
     situation->threads = options->threads ? (int)options->threads : env.allowed_threads;
