@@ -491,7 +491,7 @@ report:
 	@scripts/figures/report.py
 
 # $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result as TARGET.
-LIBS_PRIVATE = $(LIB_LIBS) -lpthread -ldl -lm $(CUDA_LIBS)
+LIBS_PRIVATE = $(filter -l%,$(LIB_INIH)) $(LIB_LIBS) -lpthread -ldl -lm $(CUDA_LIBS)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@PREFIX_FROM_PC@|$(shell realpath -m --relative-to=$(LIBDIR)/pkgconfig $(PREFIX))|g; \
          s|@LIBS_PRIVATE@|$(strip $(LIBS_PRIVATE))|g; s|@LIBS_LIST@|$(subst $(space),;,$(strip $(LIBS_PRIVATE)))|g' \
          scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"

@@ -35,6 +35,13 @@ static void expect_shown(const char *what, const char *expression, const char *a
 
 TestSuite(make, .init = set_up, .fini = shell_tear_down, .timeout = 60);
 
+/* Without libinih.a, the static library does not contain inih. */
+Test(make, users_of_the_static_library_link_what_it_lacks)
+{
+    expect_shown("-linih -lpng -lpthread -ldl -lm", "$(LIBS_PRIVATE)", "LIB_INIH=-linih OMP=0");
+    expect_shown("-lpng -lpthread -ldl -lm", "$(LIBS_PRIVATE)", "LIB_INIH=/lib/libinih.a OMP=0");
+}
+
 Test(make, probes_once)
 {
     EXPECT(0, MAKE "-n");
