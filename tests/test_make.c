@@ -169,6 +169,14 @@ Test(make, takes_a_revision)
     EXPECT_EXACTLY(0, "unknown\n", MAKE "build/revision >/dev/null && cat build/revision");
 }
 
+Test(make, builds_no_suites_that_are_left_out)
+{
+#define TWO "$(notdir $(filter %/test_make %/test_text,$(CHOSEN_TESTS)))"
+    expect_shown("test_make test_text", TWO, "");
+    expect_shown("test_make", TWO, "SKIP='^test_te(xt|n)$'");
+#undef TWO
+}
+
 Test(make, help_names_the_goals)
 {
     EXPECT(0, MAKE "help");
