@@ -401,11 +401,10 @@ $(BUILD)/examples/%: docs/examples/%.cu $(BUILD)/lib/libfdsl.so
 $(BUILD)/tests/test_tar.o $(BUILD)/tests/test_prepare.o: private ALL_CPPFLAGS += $(if $(call on,ARCHIVE),-DHAVE_ARCHIVE=1)
 $(BUILD)/tests/test_tar $(BUILD)/tests/test_prepare: private ALL_LDLIBS += $(if $(call on,ARCHIVE),-larchive)
 
-# GPU_TEST_LEVEL=-O0: the host code of the tests compiles in two thirds of the time, for builds that do not run them.
 $(GPU_TESTS:=.o): $(BUILD)/tests/%.o: tests/%.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	$(say) NVCC $@
-	$(Q)$(NVCC) $(cuda_language) $(patsubst -O3,$(or $(GPU_TEST_LEVEL),-O3),$(ALL_NVCCFLAGS)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(Q)$(NVCC) $(cuda_language) $(ALL_NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(GPU_TESTS): %: %.o $(BUILD)/objects.a
 	$(say) LD $@
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $@.o $(BUILD)/objects.a $(ALL_LDLIBS)
@@ -450,7 +449,9 @@ check-slurm:
 	@$(MAKE) $(inner) all
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
-tests: $(TESTS) $(GPU_TESTS) $(EXAMPLES)
+# SKIP=REGEX leaves out suites (scripts/check/run.sh).
+CHOSEN_TESTS = $(if $(value SKIP),$(shell SKIP='$(value SKIP)' scripts/check/run.sh --list $(BUILD) $(SAN)),$(TESTS))
+tests: $(CHOSEN_TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14))
@@ -491,7 +492,7 @@ report:
 	@scripts/figures/report.py
 
 # $(call fill,FILE,TARGET) replaces @NAME@ in scripts/packaging/FILE.in and installs the result as TARGET.
-LIBS_PRIVATE = $(LIB_LIBS) -lpthread -ldl -lm $(CUDA_LIBS)
+LIBS_PRIVATE = $(filter -l%,$(LIB_INIH)) $(LIB_LIBS) -lpthread -ldl -lm $(CUDA_LIBS)
 fill = sed 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@VERSION@|$(VERSION)|g; s|@PREFIX_FROM_PC@|$(shell realpath -m --relative-to=$(LIBDIR)/pkgconfig $(PREFIX))|g; \
          s|@LIBS_PRIVATE@|$(strip $(LIBS_PRIVATE))|g; s|@LIBS_LIST@|$(subst $(space),;,$(strip $(LIBS_PRIVATE)))|g' \
          scripts/packaging/$(1).in > $(BUILD)/$(1) && install -D -m 644 $(BUILD)/$(1) "$(DESTDIR)$(2)"

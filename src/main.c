@@ -44,6 +44,20 @@ static const struct command *find_command(int argc, char *argv[])
     return NULL;
 }
 
+/* Makes `--help NAME` the same as `NAME --help`, if NAME is a command. */
+static void put_command_first(int argc, char *argv[])
+{
+    if (argc != 3 || (strcmp(argv[1], "--help") != 0 && strcmp(argv[1], "-h") != 0))
+        return;
+    for (size_t i = 0; i < COUNT_OF(commands); i++)
+        if (strcmp(argv[2], commands[i].name) == 0) {
+            char *help = argv[1];
+            argv[1] = argv[2];
+            argv[2] = help;
+            return;
+        }
+}
+
 static enum status run_command(const struct command *command, int argc, char *argv[])
 {
     if (strcmp(argv[0], command->name) != 0)
@@ -165,6 +179,7 @@ int main(int argc, char *argv[])
     struct launcher launcher;
     if (launcher_find(&launcher))
         status_launched((int)launcher.rank, (int)launcher.ranks);
+    put_command_first(argc, argv);
     const struct command *command = find_command(argc, argv);
     if (command && launcher_rank() > 0)
         return 0;

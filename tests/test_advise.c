@@ -1045,6 +1045,8 @@ Test(advise, wrong_options_and_data_are_refused)
     expect_refused(4, "--device 1000: ", "$P advise --data x --compute 5 --device 1000");
     expect_refused(2, "unknown command 'advice'; did you mean 'advise'?", "$P advice");
     EXPECT(0, "$P --prepare d --from synth --res 8 --samples 4 --shards 1 && touch file");
+    expect_refused(1, "bytes here, but 16777216 may be needed; raise the limit with ulimit -f",
+                   "ulimit -f 1024 && $P advise --data d --compute train:logreg");
     expect_refused(2, "--cache-dir is for data at a URL", ADVISE "--data d --cache-dir c");
     expect_refused(2, "--out file/rows: cannot create the folder", ADVISE "--data d --out file/rows");
     expect_refused(2, "--out file: this is a file", ADVISE "--data d --out file");

@@ -383,6 +383,16 @@ Test(choice, drawn_images_have_their_masks)
     cr_expect_eq(number(out, 1, "items"), 4, "%s", out);
     expect_refused(1, "it has no mask ('mask.png'), unlike other samples of the data set",
                    "cp drawn/class-0_instance-0.png drawn/y.png && $P --variant files --data drawn --decode");
+    /* A mask of another size is an error also where masks are not delivered. */
+    EXPECT(0,
+           "rm drawn/[xy]* && $P --variant naive --formula segrcdb --res 18 --batch 1 --loops 1 --png other "
+           "2>&1 && cp other/*.mask.png drawn/class-0_instance-0.mask.png");
+    expect_refused(1, "its mask has 18 x 18 pixels, but its image has 16 x 16",
+                   "$P --variant files-omp --data drawn --decode --out-res 8");
+    expect_refused(1, "its mask has 18 x 18 pixels, but its image has 16 x 16",
+                   "$P --prepare q --from dataset --source drawn");
+    EXPECT(0, "$P --variant files --data drawn --decode --on-error skip 2>/dev/null " FAST);
+    cr_expect_eq(number(out, 1, "items"), 2, "%s", out);
 }
 
 /* Masks of no image are images. In class folders, and with chosen members, masks are images of their own. */

@@ -724,7 +724,11 @@ Test(formulas, options_that_contradict_the_formula_are_refused)
     expect_usage("--formula rcdb --class x.csv --random published", "drop --class");
     expect_usage("--preset rcdb-1k --preset-file x --classes 9 --random published", "drop --preset-file");
     expect_usage("--formula rcdb --draw points", "--draw: the formula rcdb draws no fractals of the plane");
-    expect_usage("--formula fractaldb --classes 3 --random published", "add --draw points");
+    expect_usage("--preset fractaldb-1k --random published", "add --draw points");
+    /* Points do not help if there is no set. */
+    expect_usage("--formula fractaldb --classes 3 --random published",
+                 "set --preset to the name of one, such as");
+    expect_usage("--preset 1p-frac --random published", "set --preset to the name of one, such as");
     expect_usage("--formula fractaldb --class tests/data/fractaldb.csv --res 12",
                  "--res: 12 pixels per side");
     expect_usage("--formula fractaldb --class tests/data/fractaldb.csv --draw points --random published",

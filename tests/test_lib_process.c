@@ -243,6 +243,11 @@ Test(lib_process, installed_files_are_found_by_pkg_config)
            "LD_LIBRARY_PATH=root/opt/fdsl/lib64 ./generate && pkg-config --modversion fdsl",
            root);
     cr_expect_str_eq(out, FDSL_VERSION "\n");
+    EXPECT(0,
+           "export PKG_CONFIG_SYSROOT_DIR=$PWD/root PKG_CONFIG_PATH=$PWD/root/opt/fdsl/lib64/pkgconfig && "
+           "cc %s/docs/examples/generate.c $(pkg-config --cflags --static --libs fdsl | sed "
+           "s/-lfdsl/-l:libfdsl.a/) -o generate 2>&1 && ./generate",
+           root);
     EXPECT(0, "cd root/opt/fdsl && ls bin/fdsl-bench lib64/libfdsl.so.0 lib64/libfdsl.a include/fdsl.h "
               "lib64/cmake/fdsl/fdslConfig.cmake share/man/man1/fdsl-bench.1 share/man/man3/fdsl.3 "
               "share/modulefiles/fdsl-bench/" FDSL_VERSION

@@ -35,6 +35,13 @@ static void expect_shown(const char *what, const char *expression, const char *a
 
 TestSuite(make, .init = set_up, .fini = shell_tear_down, .timeout = 60);
 
+/* Without libinih.a, the static library does not contain inih. */
+Test(make, users_of_the_static_library_link_what_it_lacks)
+{
+    expect_shown("-linih -lpng -lpthread -ldl -lm", "$(LIBS_PRIVATE)", "LIB_INIH=-linih OMP=0");
+    expect_shown("-lpng -lpthread -ldl -lm", "$(LIBS_PRIVATE)", "LIB_INIH=/lib/libinih.a OMP=0");
+}
+
 Test(make, probes_once)
 {
     EXPECT(0, MAKE "-n");
@@ -160,6 +167,14 @@ Test(make, takes_a_revision)
     EXPECT_EXACTLY(0, "",
                    MAKE "REVISION=v1 build/revision >/dev/null && find build/revision -newermt 2002-01-01");
     EXPECT_EXACTLY(0, "unknown\n", MAKE "build/revision >/dev/null && cat build/revision");
+}
+
+Test(make, builds_no_suites_that_are_left_out)
+{
+#define TWO "$(notdir $(filter %/test_make %/test_text,$(CHOSEN_TESTS)))"
+    expect_shown("test_make test_text", TWO, "");
+    expect_shown("test_make", TWO, "SKIP='^test_te(xt|n)$'");
+#undef TWO
 }
 
 Test(make, help_names_the_goals)

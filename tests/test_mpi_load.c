@@ -7,6 +7,8 @@
 
 #include "mpirun.h"
 
+#include "data/npy.h"
+
 TestSuite(mpi_load, .init = start, .fini = stop, .timeout = 120);
 
 #define READ "--variant %s --data set --cache any --warmups 0 --warmup-time 0 --min-samples 1 "
@@ -46,6 +48,32 @@ Test(mpi_load, data_that_differ_from_those_of_rank_0_are_refused)
     shell("cp -r one two");
     run_apart(line);
     cr_expect(status == 0, "the same data in another folder are refused: %s", err);
+}
+
+/* Writes three rows of two values, of which only the last one differs between folders. */
+static void put_rows(const char *path, float last)
+{
+    const float values[] = {1, 1, 1, 1, 1, last};
+    char header[NPY_HEADER_MAX];
+    const size_t bytes = npy_header_make(header, "<f4", "3, 2");
+    FILE *file = fopen(path, "wb");
+    cr_assert(file && fwrite(header, bytes, 1, file) == 1 && fwrite(values, sizeof values, 1, file) == 1 &&
+              fclose(file) == 0);
+}
+
+Test(mpi_load, embeddings_that_differ_from_those_of_rank_0_are_refused)
+{
+    shell("mkdir one two");
+    put_rows("one/rows.npy", 1);
+    for (int last = 1; last <= 2; last++) {
+        put_rows("two/rows.npy", (float)last);
+        run_apart("--variant ops-omp --data rows.npy --loops 1");
+        if (strstr(err, "not built"))
+            cr_skip_test("this build has no xxHash");
+        cr_expect(last == 1 ? status == 0
+                            : status == 2 && strstr(err, "rank 1: its data differ from those of rank 0"),
+                  "%d: %d: %s", last, status, err);
+    }
 }
 
 Test(mpi_load, classes_of_another_file_are_refused)

@@ -230,6 +230,9 @@ Test(mpi_train, the_choice_of_parallelism_respects_the_limit_of_each_rank)
     run(2, CHOSEN "--parallel auto --memory-limit 30M");
     cr_expect(status == 2 && strstr(err, "--parallel auto: nothing fits; data parallel on 2 ranks comes"),
               "%d: %s", status, err);
+    run(2, CHOSEN "--parallel pipeline --balance memory --memory-limit 1M");
+    cr_expect(status == 2 && strstr(err, "are in use, but the limit is 0.001 GB; raise it"), "%d: %s", status,
+              err);
     run(2, CHOSEN "--memory-limit 1G,110M");
     cr_expect(status == 2 && strstr(err, "rank 1: --memory-limit: this run needs "), "%d: %s", status, err);
 }

@@ -695,6 +695,8 @@ Test(train_data, a_share_of_every_class_is_held_out)
     expect_refusal(2, SHARE "--test-share 0",
                    "--test-share: '0' is out of range; it must be 0.0001 to 0.9999");
     expect_refusal(2, SHARE "--test-share 10", "'10' is out of range");
+    expect_refusal(2, SHARE "--test-size 1000",
+                   " samples of the set are held out for testing; lower --test-size");
     expect_refusal(2, "--test-share 0.2", "--test-share needs --data DIR; add that, or drop --test-share");
     EXPECT(0, "mkdir two && cp -r m two/train && cp -r m two/val");
     expect_refusal(2, "--data two --test-share 0.2",

@@ -42,6 +42,8 @@ Test(train_scripts, rejects_impossible_comparisons)
         {"--variant train-naive,train-omp --checkpoint k", "--checkpoint works with one variant at a time"},
         {"--format json", "--format is set here"},
         {"--form=csv", "--format is set here"},
+        {"--out /dev/stdout", "--out /dev/stdout: several programs append rows to it"},
+        {"--out s", "--out s: several programs append rows to it"},
         {"--gradients --out r.csv", "--gradients compares one step, without --out"},
         {"--gradients --modes resident", "--gradients compares one step, without --out, --modes"},
         {"--workers -1", "--workers -1: give at least 1"},

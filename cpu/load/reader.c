@@ -443,8 +443,16 @@ static enum status prepare_image(struct worker *worker, uint32_t number, const s
                       member->extension);
 }
 
+/* Returns the bytes of a member. `data` are the bytes of its sample. */
+static const uint8_t *bytes_of(const struct dataset_member *members, uint32_t member, const uint8_t *data)
+{
+    for (uint32_t m = 0; m < member; m++)
+        data += members[m].size;
+    return data;
+}
+
 /* Decodes the image of one sample. Fails if a sample has no image: samples that are only read would make
- * decoding look faster. */
+ * decoding look faster. Of a mask, only the header is checked, because it is not delivered. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;
@@ -453,10 +461,15 @@ static enum status prepare(struct worker *worker, uint32_t number, const uint8_t
     if (sample->image == sample->members)
         return dataset_at(load->dataset, sample, members,
                           dataset_lacks(load->dataset, sample, &load->dataset->choice.image, "image"));
-    for (uint32_t m = 0; m < sample->image; m++)
-        data += members[m].size;
-    enum status status = prepare_image(worker, number, &members[sample->image], data);
-    return dataset_at(load->dataset, sample, &members[sample->image], status);
+    const bool masked = sample->rule && sample->rule->mask;
+    uint32_t at = sample->image;
+    enum status status = prepare_image(worker, number, &members[at], bytes_of(members, at, data));
+    if (status == STATUS_OK && masked) {
+        at = sample->label;
+        status = image_check_mask(bytes_of(members, at, data), members[at].size, worker->decoded.width,
+                                  worker->decoded.height);
+    }
+    return dataset_at(load->dataset, sample, &members[at], status);
 }
 
 /* Returns the hash of a sample. `hash_member` hashes each member. */

@@ -23,6 +23,7 @@
 struct mapping {
     uint8_t *bytes; /* NULL: not mapped */
     bool pinned;    /* copies to the device may read the mapping */
+    bool copied;    /* copies of the current run read it */
 };
 
 struct shards_gpu {
@@ -107,6 +108,7 @@ static void copy_piece(const struct ring_worker *worker, uint8_t *to, struct pie
     piece->got = piece->bytes;
     if (piece->bytes >= LOAD_PINNED_MIN_BYTES && has_its_pages(shards_of(worker), piece->shard)) {
         piece->pinned = from;
+        __atomic_store_n(&shards_of(worker)->mappings[piece->shard].copied, true, __ATOMIC_RELAXED);
         return;
     }
     if (guard_copy(to, from, piece->bytes))
@@ -198,6 +200,22 @@ static enum status map_all(struct shards_gpu *shards)
 
 /* ---- The variant ---- */
 
+/* Fails if a pinned shard changed while it was copied: if it is truncated, Linux writes zeros to the end of
+ * its last page, which a copy may read. */
+static enum status shards_gpu_run(void *state, uint64_t number, struct run_time *time)
+{
+    const struct shards_gpu *shards = static_cast<const struct shards_gpu *>(state);
+    const struct dataset *dataset = shards->dataset;
+    TRY(ring_run(state, number, time));
+    for (uint32_t f = 0; shards->pins && f < dataset->file_count; f++) {
+        if (shards->mappings[f].copied && !has_its_pages(shards, f))
+            return status_set(STATUS_FAILED, "%s/%s: the file was changed while it was copied to the GPU",
+                              dataset->path, dataset->files[f].name);
+        shards->mappings[f].copied = false;
+    }
+    return STATUS_OK;
+}
+
 /* No copy is in flight: delivery_run() waits for all of them, also after a failure. */
 static void shards_gpu_teardown(void *state)
 {
@@ -262,6 +280,6 @@ extern "C" const struct variant variant_shards_gpu = {.platform = "cuda",
                                                       .probe = device_probe_variant,
                                                       .setup = delivery_setup<struct shards_gpu, open_shards>,
                                                       .ready = shards_gpu_ready,
-                                                      .run = ring_run,
+                                                      .run = shards_gpu_run,
                                                       .fetch = delivery_fetch,
                                                       .teardown = shards_gpu_teardown};

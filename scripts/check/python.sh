@@ -36,7 +36,9 @@ fi
 FDSL_LIBRARY=$(realpath -s "${1:-build/lib/libfdsl.so}") && export FDSL_LIBRARY || exit
 status=0
 if "$python" -c 'import pytest' 2>/dev/null; then
-    PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -p no:cacheprovider -rs python/tests || status=1
+    # Tests start Python many times. It keeps what it compiles, outside of the source folders.
+    unset PYTHONDONTWRITEBYTECODE
+    PYTHONPATH=python PYTHONPYCACHEPREFIX=$PWD/build/pycache "$python" -m pytest -q -p no:cacheprovider -rs python/tests || status=1
 else
     echo "  skipped python: pytest is not installed (apt install python3-pytest python3-numpy)"
 fi

@@ -383,12 +383,16 @@ def refuse_what_cannot_work(options, arguments):
     """Refuses combinations of options that cannot work, before anything runs."""
     variants = options.variant.split(",")
     of_cuda = "graph" in (options.modes or []) or options.precision not in (None, "fp32")
+    out = options.out or "-"
+    appendable = not out.startswith(("/dev/", "/proc/")) and (os.path.isfile(out) or not os.path.exists(out))
     compiled = [mode for mode in options.modes or [] if mode in EFFORTS]
     faults = {
         f"--variant {options.variant}: name variants of training, as in train-omp":
             not all(name.startswith("train-") for name in variants),
         "--checkpoint works with one variant at a time": len(variants) > 1 and passes_on(arguments, "checkpoint", 2),
         "--format is set here; use --out FILE for the rows": passes_on(arguments, "format", 2),
+        f"--out {options.out}: several programs append rows to it; name a regular file":
+            options.out and not appendable,
         "--gradients compares one step, without --out, --modes and --precision":
             options.gradients and (options.out or options.modes or options.precision),
         "--gradients compares one step on one rank; remove --ranks": options.gradients and options.ranks,

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fts.h>
 #include <glob.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <math.h>
 #include <sched.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <time.h>
@@ -694,6 +696,17 @@ enum status paths_check_distinct(int directory, const char *const names[], size_
         if (compare_files(&files[i - 1], &files[i]) == 0)
             return paths_refuse_twice(files[i - 1].name, files[i].name);
     return STATUS_OK;
+}
+
+enum status file_check_limit(uint64_t bytes)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= bytes
+               ? STATUS_OK
+               : status_set(STATUS_FAILED,
+                            "files may have at most %" PRIu64 " bytes here, but %" PRIu64
+                            " may be needed; raise the limit with ulimit -f",
+                            (uint64_t)limit.rlim_cur, bytes);
 }
 
 enum status paths_find(const char *text, bool (*wanted)(const char *path), struct paths *paths)

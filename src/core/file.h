@@ -153,6 +153,9 @@ void lock_close(int fd);
 
 FDSL_C_END
 
+/* Returns STATUS_FAILED if this process may not write files of `bytes` bytes (RLIMIT_FSIZE). */
+enum status file_check_limit(uint64_t bytes);
+
 /* ---- Lists of paths ---- */
 
 struct paths {

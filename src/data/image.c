@@ -1,5 +1,6 @@
 #include "data/image.h"
 
+#include <endian.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -794,9 +795,14 @@ enum status image_fit(const struct image_fit *fit, const char *extension, const 
                       bool *is_image)
 {
     bool same;
-    if (fit->res == 0)
-        return decode_member(fit, extension, data, size, scratch, image, is_image);
-    return fit_member(fit, extension, data, size, epoch, sample, false, scratch, image, is_image, &same);
+    if (fit->res)
+        return fit_member(fit, extension, data, size, epoch, sample, false, scratch, image, is_image, &same);
+    TRY(decode_member(fit, extension, data, size, scratch, image, is_image));
+    if (*is_image) {
+        scratch->width = image->width;
+        scratch->height = image->height;
+    }
+    return STATUS_OK;
 }
 
 enum status image_fit_other(const struct image_fit *fit, const char *extension, const uint8_t *data,
@@ -873,12 +879,16 @@ static uint32_t nearest(const struct mask_axis *axis, uint32_t j)
            (uint32_t)((2 * (uint64_t)(axis->skipped + j) + 1) * axis->of / (2 * (uint64_t)axis->to));
 }
 
-/* The header of a PNG file has the bits per value at byte 24, and the kind of its pixels after it: 0 for
- * gray, 3 for a palette. */
-enum status image_check_mask(const uint8_t *data, size_t size)
+/* Sets the width and the height of a mask. The header of a PNG file has them at byte 16, the bits per value
+ * at byte 24, and then the kind of its pixels: 0 for gray, 3 for a palette. */
+static enum status mask_header(const uint8_t *data, size_t size, uint32_t sides[2])
 {
+    memset(sides, 0, 2 * sizeof *sides);
     if (size < 26 || image_format("png", data, size) != IMAGE_PNG)
         return status_set(STATUS_FAILED, "its mask is not a PNG file");
+    memcpy(sides, data + 16, 2 * sizeof *sides);
+    for (int i = 0; i < 2; i++)
+        sides[i] = be32toh(sides[i]);
     return data[25] == 3 || (data[24] == 8 && data[25] == 0)
                ? STATUS_OK
                : status_set(STATUS_FAILED,
@@ -888,14 +898,30 @@ enum status image_check_mask(const uint8_t *data, size_t size)
                             data[24], data[25]);
 }
 
-static enum status check_mask(const uint8_t *data, size_t size, const struct image *mask,
-                              const struct image_view *of)
+enum status image_check_mask(const uint8_t *data, size_t size, uint32_t width, uint32_t height)
 {
-    TRY(image_check_mask(data, size));
-    return mask->width == of->width && mask->height == of->height
+    uint32_t sides[2];
+    TRY(mask_header(data, size, sides));
+    return sides[0] == width && sides[1] == height
                ? STATUS_OK
-               : status_set(STATUS_FAILED, "its mask has %u x %u pixels, but its image has %u x %u",
-                            mask->width, mask->height, of->width, of->height);
+               : status_set(STATUS_FAILED, "its mask has %u x %u pixels, but its image has %u x %u", sides[0],
+                            sides[1], width, height);
+}
+
+enum status image_check_masked(const char *extension, const uint8_t *data, size_t size, const uint8_t *mask,
+                               size_t mask_size, struct image_scratch *scratch)
+{
+    struct image image = {.channels = 0};
+    uint32_t sides[2];
+    bool is_image = true;
+    TRY(mask_header(mask, mask_size, sides));
+    const enum status status = image_format(extension, data, size) == IMAGE_NPY
+                                   ? image_decode(extension, data, size, scratch, &image, &is_image)
+                                   : image_check_header(extension, data, size, scratch, &image);
+    if (status != STATUS_OK || !is_image || image.channels == 0)
+        return STATUS_OK;
+    const bool rotated = sides[0] == image.height && sides[1] == image.width;
+    return rotated ? STATUS_OK : image_check_mask(mask, mask_size, image.width, image.height);
 }
 
 /* Reads columns from a table: to compute each anew would take a division per pixel. */
@@ -922,7 +948,7 @@ enum status image_fit_mask(const struct image_fit *fit, const struct image_view 
     struct output resized = {of->width, of->height}, output = resized;
     struct image mask;
     TRY(status_prefix(decode_png_by(png_decode_indices, data, size, scratch, &mask), "its mask"));
-    TRY(check_mask(data, size, &mask, of));
+    TRY(image_check_mask(data, size, of->width, of->height));
     if (fit->res) {
         TRY(choose_box(fit, of->width, of->height, of->epoch, of->sample, &box));
         output = resized = output_of(fit, of->width, of->height);

@@ -42,7 +42,7 @@ struct image_scratch {
     uint64_t
         jpeg_warnings; /* accepted warnings (jpeg_warnings()) in all JPEGs so far; the owner may reset it */
     struct resampler resampler;
-    uint32_t width, height; /* of the latest image that image_fit() fitted, upright, before it was cut out */
+    uint32_t width, height; /* of the latest image of image_fit(), upright, before it was cut out */
     /* The header of the latest array: arrays of a data set usually have the same. npy.data 0: none. */
     uint8_t npy_bytes[NPY_HEADER_MAX];
     struct npy_header npy;
@@ -235,9 +235,14 @@ struct image_view {
 enum status image_fit_mask(const struct image_fit *fit, const struct image_view *of, const uint8_t *data,
                            size_t size, struct image_scratch *scratch, uint8_t *to);
 
-/* Checks from its header that a file is a mask: a PNG of 8-bit gray or with a palette. STATUS_FAILED, with
- * the reason. */
-enum status image_check_mask(const uint8_t *data, size_t size);
+/* Checks from its header that a file is a mask of an upright image of width x height pixels: a PNG of 8-bit
+ * gray or with a palette, of this size. STATUS_FAILED, with the reason. */
+enum status image_check_mask(const uint8_t *data, size_t size, uint32_t width, uint32_t height);
+
+/* Does the same with the header of the image. Unlike image_fit_mask(), it also accepts a mask of height x
+ * width pixels, because the image may be rotated, and any size if the member is no image. */
+enum status image_check_masked(const char *extension, const uint8_t *data, size_t size, const uint8_t *mask,
+                               size_t mask_size, struct image_scratch *scratch);
 
 /* Does the same as image_fit() with fit->res > 0, except for a member whose upright image already has the
  * size and the channels of the output. For such a member, sets `*same` and does not set `*image`. Not for

@@ -171,8 +171,8 @@ static enum status decode(struct worker *worker, const struct dataset_member *me
                           member->extension, OPTION_OR_FIELD("--image", "image"));
     TRY(set_load_check_shape(request, &image));
     TRY(image_check_finite(&image));
-    worker->width = request->fit.res ? worker->scratch.width : image.width;
-    worker->height = request->fit.res ? worker->scratch.height : image.height;
+    worker->width = worker->scratch.width;
+    worker->height = worker->scratch.height;
     if (request->output)
         image_output_store(request->output, &image, epoch, number, worker->changed, to);
     else

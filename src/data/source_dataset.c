@@ -42,9 +42,10 @@ struct copy {
     struct resizing resizing;
     char *extensions[INDEX_EXTENSIONS_MAX]; /* owned; new ones of images in another format */
     size_t extension_count;
-    bool for_target; /* the samples are copied to another data set */
-    bool masked;     /* each sample of a copy must have a mask */
-    bool advises;    /* messages about broken samples name --on-error skip */
+    bool for_target;             /* the samples are copied to another data set */
+    bool masked;                 /* each sample of a copy must have a mask */
+    struct image_scratch header; /* for the headers of images with masks */
+    bool advises;                /* messages about broken samples name --on-error skip */
 };
 
 static int by_number(const void *number, const void *sample)
@@ -85,6 +86,7 @@ static void dataset_source_close(void *state)
     for (int i = 0; copy->resizing.scratch && i < copy->resizing.threads; i++)
         image_scratch_close(&copy->resizing.scratch[i]);
     free(copy->resizing.scratch);
+    image_scratch_close(&copy->header);
     for (size_t i = 0; i < copy->extension_count; i++)
         free(copy->extensions[i]);
     free(copy);
@@ -375,15 +377,20 @@ static bool dataset_source_ask(void *state, uint64_t number)
     return dataset_ask_ahead(dataset, copy->plain.fd < 0 ? 0 : copy->plain.file + 1, file, &copy->next);
 }
 
-/* Refuses a sample without a mask, or whose mask is none, in a set in which others have one: a network that
- * trains on the copy would find out later. */
-static enum status check_mask(const struct dataset *dataset, const struct dataset_sample *sample,
+/* Refuses a sample without a mask, or whose mask is none or has another size than its image, in a set in
+ * which others have one: a network that trains on the copy would find out later. */
+static enum status check_mask(struct copy *copy, const struct dataset_sample *sample,
                               const struct source_sample *made)
 {
+    const struct dataset *dataset = &copy->dataset;
     const bool has = sample->rule && sample->rule->mask;
-    const enum status status =
-        has ? image_check_mask(made->members[sample->label].bytes, made->members[sample->label].size)
-            : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+    const struct source_member none = {.extension = ""};
+    const struct source_member *image =
+                                   sample->image < sample->members ? &made->members[sample->image] : &none,
+                               *mask = has ? &made->members[sample->label] : &none;
+    const enum status status = has ? image_check_masked(members_format(image->extension), image->bytes,
+                                                        image->size, mask->bytes, mask->size, &copy->header)
+                                   : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
     return dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)], status);
 }
 
@@ -415,7 +422,7 @@ static enum status dataset_source_make(void *state, uint64_t first, uint64_t cou
                 status = name_image(dataset, &samples[i].members[m]);
         }
         if (status == STATUS_OK && copy->masked)
-            status = check_mask(dataset, sample, &samples[i]);
+            status = check_mask(copy, sample, &samples[i]);
         if (status == STATUS_OK && dataset->choice.only.count == 0)
             status = add_label(copy, sample, &samples[i]);
     }

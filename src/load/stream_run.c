@@ -66,16 +66,15 @@ static enum status reference_image(struct stream_reference *reference, const str
     return image_check_finite(image);
 }
 
-/* Reads and decodes the mask of a sample whose image was decoded with `fit`, which has a size if `image` was
- * fitted. STATUS_FAILED if the mask is broken. */
+/* Reads and decodes the mask of the sample whose image was decoded last, with `fit`. STATUS_FAILED if the
+ * mask is broken. */
 static enum status reference_mask(struct stream_reference *reference, const struct image_fit *fit,
-                                  uint32_t epoch, uint32_t number, const struct image *image)
+                                  uint32_t epoch, uint32_t number)
 {
     const struct dataset *dataset = reference->plain.dataset;
     const struct dataset_sample *sample = &dataset->samples[number];
     const struct dataset_member *member = &dataset->members[sample->member + sample->label];
-    const struct image_view of = {fit->res ? reference->scratch.width : image->width,
-                                  fit->res ? reference->scratch.height : image->height, epoch, number, false};
+    const struct image_view of = {reference->scratch.width, reference->scratch.height, epoch, number, false};
     if (sample->label == sample->members)
         return dataset_lacks(dataset, sample, &dataset->choice.label, "label");
     TRY(reference_read(reference, sample, member));
@@ -171,7 +170,7 @@ static enum status compare_sample(struct stream_run *run, const struct shown *sh
     if (fits) /* before the mask is decoded: both use the same memory */
         image_store(&image, run->reference.values);
     if (status == STATUS_OK && mask)
-        status = reference_mask(&run->reference, &request->fit, (uint32_t)batch->epoch, number, &image);
+        status = reference_mask(&run->reference, &request->fit, (uint32_t)batch->epoch, number);
     else if (status == STATUS_OK && !request->labels)
         status =
             plain_label(&run->reference.plain, &run->load->dataset->samples[number], INT32_MAX, &expected);

@@ -720,6 +720,12 @@ static void ops_close(void *input)
     free(job);
 }
 
+/* Hashes the first and the last row of each tensor, because the files that ranks read may differ. */
+static uint64_t ops_identity(const void *input)
+{
+    return ((const struct ops_job *)input)->hash;
+}
+
 /* Rejects options for generated rows if --data is given, and --tensor if it is not. */
 static enum status check_data(const struct options *given, const struct ops_parameters *parameters,
                               const bool steps[OPS_STEPS])
@@ -795,6 +801,8 @@ static enum status ops_open(const struct options *given, void *parameters_, cons
     if (parameters->data) {
         TRY(ops_rows_open(job, parameters->data, parameters->tensor ? parameters->tensor : ""));
         describe_set(job->set, parameters);
+        if (partition->ranks > 1)
+            TRY(embedding_hash(job->set, NULL, &job->hash));
     }
     fill_ops(parameters, job);
     /* --sample can be checked without the rows, unless it draws from the rows that are kept. */
@@ -864,6 +872,7 @@ const struct workload workload_ops = {
     .shown = shown,
     .baselines = baselines,
     .ranks.share_items = true,
+    .ranks.identity = ops_identity,
     .open = ops_open,
     .close = ops_close,
     .repartition = ops_repartition,

@@ -80,6 +80,7 @@ struct ops_job {
     uint8_t *memory;        /* generated rows, or decoded rows of files */
     struct ops_part *parts; /* NULL before the first ops_rows_take() */
     struct embeddings *set; /* NULL: generated rows */
+    uint64_t hash;          /* of `set` (embedding_hash()), if there are several ranks */
     struct guard guard;     /* guards the files of `set` */
     double load_s;          /* time until the rows were in memory */
     struct ops_oracle *oracle;

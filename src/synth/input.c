@@ -31,10 +31,6 @@ static enum status choose_published(struct synth *synth, const struct published_
                           OPTION_OR_FIELD("--random", "random:"),
                           wish->listed ? OPTION_OR_FIELD("--class", "the list of classes")
                                        : OPTION_OR_FIELD("--preset-file", "preset_file"));
-    if (formula->family == FAMILY_IFS && !synth->points)
-        return status_set(STATUS_USAGE, "%s published draws only the points of fractals: %s; %s",
-                          OPTION_OR_FIELD("--random", "random:"), formula->unpublished,
-                          OPTION_OR_FIELD("add --draw points", "set draw to points"));
     if (formula->family != FAMILY_IFS && !formula->published)
         return status_set(STATUS_USAGE,
                           "%s published is not supported for the formula %s: %s; set %s to a published "
@@ -42,8 +38,14 @@ static enum status choose_published(struct synth *synth, const struct published_
                           OPTION_OR_FIELD("--random", "random:"), formula->name, formula->unpublished,
                           OPTION_OR_FIELD("--preset", "preset"));
     if (!set)
-        return status_set(STATUS_USAGE, "%s published draws a published set; set %s to the name of one",
+        return status_set(STATUS_USAGE,
+                          "%s published draws a set whose script seeds its random numbers; set %s to the "
+                          "name of one, such as rcdb-1k or fractaldb-1k",
                           OPTION_OR_FIELD("--random", "random:"), OPTION_OR_FIELD("--preset", "preset"));
+    if (formula->family == FAMILY_IFS && !synth->points)
+        return status_set(STATUS_USAGE, "%s published draws only the points of fractals: %s; %s",
+                          OPTION_OR_FIELD("--random", "random:"), formula->unpublished,
+                          OPTION_OR_FIELD("add --draw points", "set draw to points"));
     if (wish->classes != set->classes || wish->res != set->res)
         return status_set(
             STATUS_USAGE, "%s: the published set has %u classes and %u pixels per side; %s",

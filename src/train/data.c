@@ -633,14 +633,16 @@ static enum status take_raw_shape(const struct source_reader readers[DATA_PARTS]
 static enum status check_size(const struct data_request *request, int part, uint64_t count, bool split)
 {
     const uint64_t wanted = part == DATA_TRAIN ? request->train_size : request->test_size;
-    return count >= wanted
-               ? STATUS_OK
+    if (count >= wanted)
+        return STATUS_OK;
+    return split && part == DATA_TEST
+               ? status_set(STATUS_USAGE,
+                            "only %" PRIu64 " samples of the set are held out for testing; lower --test-size "
+                            "%" PRIu64 ", raise --test-share, or name a test set with --test-data",
+                            count, wanted)
                : status_set(STATUS_USAGE,
-                            "%s %" PRIu64 ": there are only %" PRIu64 " samples%s; give at most this number",
-                            data_size_options[part], wanted, count,
-                            split && part == DATA_TEST
-                                ? ", the part of the set that is held out (--test-share)"
-                                : "");
+                            "%s %" PRIu64 ": there are only %" PRIu64 " samples; give at most this number",
+                            data_size_options[part], wanted, count);
 }
 
 /* Takes the number of classes of multi-hot labels, which both sets must have. */

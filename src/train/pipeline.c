@@ -401,9 +401,9 @@ static enum status choose(const struct pipe_costs *costs, const uint32_t *starts
     const double least = find_best(costs, stages, stage_time, best);
     if (isinf(least))
         return status_set(STATUS_TOO_LARGE,
-                          "the network does not fit into the memory of %u stages: the fullest stage needs at "
-                          "least %.2f times its limit; start more ranks, lower --batch, or raise "
-                          "--microbatches or --memory-limit",
+                          "the network does not fit into the memory of %u stages: with the best cut, one "
+                          "needs %.3g times the memory that it has for the network; start more ranks, lower "
+                          "--batch, or raise --microbatches or --memory-limit",
                           stages, find_best(costs, stages, stage_fill, best));
     const double most = least * (1 + 1e-12); /* sums of the same pieces can differ in their last bit */
     for (uint32_t stage = 0; stage < stages; stage++) {

@@ -189,8 +189,14 @@ static enum status join_pipeline(struct trainer *trainer, const struct resources
     trainer->pipeline.engine = trainer->engine;
     if (limit)
         TRY(memory_context(trainer, resources->device, &context));
-    trainer->pipeline.limit_bytes = limit > context ? limit - context
-                                    : limit         ? 1 /* nothing fits */
+    TRY(comm_agree(
+        limit == 0 || limit > context
+            ? STATUS_OK
+            : status_set(STATUS_TOO_LARGE,
+                         "--memory-limit: before the network is allocated, %.3f GB are in use, but the limit "
+                         "is %.3f GB; raise it",
+                         1e-9 * (double)context, 1e-9 * (double)limit)));
+    trainer->pipeline.limit_bytes = limit ? limit - context
                                     : trainer->job->balance == BALANCE_MEMORY
                                         ? free_bytes(trainer->engine, resources)
                                         : 0;
