@@ -19,8 +19,8 @@ static long of_environment(const char *name)
 }
 
 /* Appends a row to the file `rows`. All ways are equally fast, but their rates scatter, so no verdict is
- * certain. The environment says how long each run takes (RUN_MS), during which run advise gets a signal
- * (SIGNAL_AT), and with which message each run fails (MESSAGE). */
+ * certain. The environment says how long each run takes (RUN_MS), and during which run advise gets a signal
+ * (SIGNAL_AT). */
 static int pretend_to_measure(const char *rows)
 {
     struct stat info = {0};
@@ -31,10 +31,6 @@ static int pretend_to_measure(const char *rows)
     if (info.st_size == of_environment("SIGNAL_AT"))
         kill(getppid(), SIGINT);
     poll(NULL, 0, (int)of_environment("RUN_MS"));
-    if (getenv("MESSAGE")) {
-        fprintf(stderr, "fdsl-bench: %s\n", getenv("MESSAGE"));
-        return STATUS_FAILED;
-    }
     if (ftell(file) == 0)
         fputs("items,time_mean_s\n", file);
     fprintf(file, "100,%g\n", 1 + (double)(uint32_t)((uint64_t)info.st_size * 2654435761u) / 0x1p32);
@@ -91,20 +87,6 @@ Test(advise_rounds, a_signal_before_the_end_of_the_third_round_gives_no_verdict)
     cr_expect_eq(runs, 9, "%zu", runs);
     cr_expect(!says("ndecided") && !says("Best here") && !says("rounds in"), "%s", out);
     EXPECT_EXACTLY(0, "left:\n", "echo left: $(ls -A t)");
-}
-
-/* A run has options that advise lacks, or that have other values there. */
-Test(advise_rounds, the_message_of_a_run_names_only_options_of_advise)
-{
-    size_t runs;
-    cr_expect_eq(advise_with("MESSAGE='--cache cold: 40 % of it stay; use --cache any; --on-error mask gives "
-                             "them weight 0; --on-error skip omits them; lower --batch, or add --data'",
-                             "9", &runs),
-                 1, "%d: %s", status, out);
-    for (char *end = out; (end = strchr(end, '\n'));)
-        *end = ' ';
-    EXPECT_OUT(
-        "Not measured (40 % of it stay; --on-error skip omits them; lower --batch, or add --data): gener");
 }
 
 Test(advise_rounds, no_way_starts_after_the_time_is_over)

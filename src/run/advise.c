@@ -1200,51 +1200,6 @@ static enum status check_options(struct situation *situation, struct advise_opti
     return STATUS_OK;
 }
 
-/* Returns whether `option`, which follows two dashes in a message, is an option of advise, and is not
- * followed by a word that is no value of it. */
-static bool is_own_option(const char *option)
-{
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyz-";
-    const size_t length = strspn(option, letters);
-    const char *value = option + length + (option[length] == ' ');
-    const size_t value_length = option[length] == ' ' ? strspn(value, letters) : 0;
-    for (size_t i = 0; i < COUNT_OF(specs); i++) {
-        if (strlen(specs[i].name) != length || memcmp(specs[i].name, option, length) != 0)
-            continue;
-        bool fits = specs[i].kind != OPTION_CHOICE || value_length == 0;
-        for (const char *const *choice = specs[i].choices; !fits && *choice; choice++)
-            fits = strlen(*choice) == value_length && memcmp(*choice, value, value_length) == 0;
-        return fits;
-    }
-    return false;
-}
-
-static bool has_own_options(const char *text)
-{
-    bool own = true;
-    for (const char *at = text; own && (at = strstr(at, "--")); at += 2)
-        own = is_own_option(at + 2);
-    return own;
-}
-
-void advise_keep_own(struct failure *failure)
-{
-    char text[sizeof failure->text];
-    snprintf(text, sizeof text, "%s", failure->text);
-    char *part = text, *cause = strstr(text, ": ");
-    if (strncmp(text, "--", 2) == 0 && !is_own_option(text + 2) && cause)
-        part = cause + 2;
-    *failure->text = '\0';
-    for (bool first = true; part; first = false) {
-        char *next = strstr(part, "; ");
-        if (next)
-            *next = '\0';
-        if (first || has_own_options(part))
-            text_append(failure->text, sizeof failure->text, "%s%s", first ? "" : "; ", part);
-        part = next ? next + 2 : NULL;
-    }
-}
-
 static enum status measure_and_print(struct situation *situation)
 {
     const struct advise_options *options = situation->options;
@@ -1267,8 +1222,6 @@ static enum status measure_and_print(struct situation *situation)
         TRY(advise_measure_prepare(situation));
     }
     TRY(measure_all(situation, advice, &count));
-    for (size_t i = 0; i < count; i++)
-        advise_keep_own(&advice[i].reason);
     if (question->model) {
         advise_conclude(question, advice, count);
         for (size_t i = 0; i < count; i++)

@@ -218,11 +218,6 @@ struct advise_room {
     uint64_t host_bytes, device_bytes;
 };
 
-/* Shortens the message of a run to what users of advise can do. Leaves out the parts after a ';' that name an
- * option that only the run has, or a value that only the run's option has, and such an option with its value
- * at the beginning. */
-void advise_keep_own(struct failure *failure);
-
 /* The data set to measure, the options and the machine. */
 struct situation {
     const struct advise_options *options;

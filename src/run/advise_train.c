@@ -214,9 +214,6 @@ enum status advise_measure_step(struct situation *situation)
     shorten((double)question->batch * (situation->gpu ? PROBE_STEPS_GPU : PROBE_STEPS), PROBE_EPOCHS,
             &arguments);
     enum status status = advise_run_child(situation, "train", &arguments, &table);
-    struct failure failure = status_save(status);
-    advise_keep_own(&failure);
-    status_restore(&failure);
     progress_clear(&situation->progress);
     if (status == STATUS_UNAVAILABLE) /* a network that does not fit, or too little memory */
         status = STATUS_USAGE;
