@@ -598,7 +598,7 @@ void ring_close(struct ring *ring)
 {
     for (uint32_t w = 0; ring->workers && w < ring->delivery.workers; w++)
         close_worker(ring, &ring->workers[w]);
-    image_decoder_close(&ring->decoder);
+    ring_decode_end(ring);
     free(ring->workers);
     free(ring->shares);
     delivery_close(&ring->delivery);
