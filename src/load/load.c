@@ -116,9 +116,9 @@ static const struct option_spec options[] = {
      .help = "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds. Without "
              "--chunk, chunks of pinned shards have up to 8192 KiB"},
     {"rates-only", NULL, OPTION_FLAG, AT(rates_only),
-     .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, cpu_cores, cpu_clock_hz, "
-             "displacement, shards_per_batch and those of latencies stay empty. With --cache cold, only the "
-             "data set is evicted from the page cache, even for root"},
+     .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, copy_share_error, cpu_cores, "
+             "cpu_clock_hz, displacement, shards_per_batch and those of latencies stay empty. With --cache "
+             "cold, only the data set is evicted from the page cache, even for root"},
     COMPUTE_OPTION(AT(compute)),
 };
 
