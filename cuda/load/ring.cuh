@@ -50,7 +50,7 @@ struct piece {
 struct chunk {
     struct ring_share *share; /* share that the chunk belongs to */
     struct piece *pieces;
-    uint32_t piece_count, samples;
+    uint32_t piece_count, samples, samples_max;
     uint64_t bytes;           /* from the start of the buffer to the end of the last piece */
     struct picture_room room; /* for all images of the chunk */
     uint32_t epoch;
@@ -172,9 +172,14 @@ static inline uint64_t align_to(uint64_t bytes, uint64_t alignment)
 /* The part of a ring that decodes images (--decode). A worker decodes the JPEG files of a chunk on the
  * device, and all other images in its own thread. Then one kernel fits all images into their slots. */
 
-/* Opens the decoder of a ring and computes the room for pixels, ring->room. Call after the sizes of the
- * ring's buffers are known. The caller then adds ring->room.fitted to the size of a buffer. */
-enum status ring_decode_begin(struct ring *ring, const struct load *load);
+/* Opens the decoder of a ring. Without --chunk, raises `*chunk_bytes` so that the JPEG engines get large
+ * batches. */
+enum status ring_decode_begin(struct ring *ring, const struct load *load, uint64_t *chunk_bytes);
+
+/* Limits ring->table_max to a batch of the JPEG engines, and computes the room for pixels, ring->room. Call
+ * when ring->data_bytes and ring->table_max are known. The caller adds ring->room.fitted to the size of a
+ * buffer. */
+void ring_decode_size(struct ring *ring, const struct load *load);
 
 /* Closes the decoder, after all workers. Does nothing to a ring that decodes nothing. */
 void ring_decode_end(struct ring *ring);

@@ -18,6 +18,11 @@
 #define PIXELS_PER_BYTE 16
 #define FITTED_PER_BYTE 2 /* room for images that a thread decodes and fits, per byte of a chunk */
 
+/* nvJPEG needs about as long per image in small batches, but passing the turn to another thread takes about
+ * 0.1 ms per batch (docs/notes/load.md). */
+#define ENGINE_IMAGES      256
+#define ENGINE_CHUNK_BYTES (UINT64_C(64) << 20) /* maximum without --chunk */
+
 /* ---- Room ---- */
 
 static bool is_on_device(const struct ring *ring, uint32_t sample)
@@ -44,13 +49,25 @@ bool ring_decode_fits(const struct ring *ring, uint32_t sample, struct picture_r
     return room->pixels <= ring->room.pixels && room->fitted <= ring->room.fitted;
 }
 
-enum status ring_decode_begin(struct ring *ring, const struct load *load)
+enum status ring_decode_begin(struct ring *ring, const struct load *load, uint64_t *chunk_bytes)
 {
-    uint64_t largest = 0;
-    bool others = false;
+    const uint64_t batch_bytes =
+        ENGINE_IMAGES * align_to(load->dataset->bytes / load->dataset->sample_count * 9 / 8, PIECE_ALIGNMENT);
     TRY(image_decoder_open(&ring->decoder, (enum decoder)load->given->decoder));
     ring->delivery.tolerance = image_decoder_tolerance(ring->decoder.kind);
     ring->delivery.result.decoder = decoder_names[ring->decoder.kind];
+    if (ring->decoder.kind == DECODER_HARDWARE)
+        *chunk_bytes = load_large_chunk(load, (int)ring->delivery.workers,
+                                        batch_bytes < ENGINE_CHUNK_BYTES ? batch_bytes : ENGINE_CHUNK_BYTES);
+    return STATUS_OK;
+}
+
+void ring_decode_size(struct ring *ring, const struct load *load)
+{
+    uint64_t largest = 0;
+    bool others = false;
+    if (ring->decoder.kind == DECODER_HARDWARE && ring->table_max > ENGINE_IMAGES)
+        ring->table_max = ENGINE_IMAGES;
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         if (is_on_device(ring, i)) {
             uint64_t bytes = decoded_bytes(&ring->delivery.arrays.pictures[i].shape);
@@ -58,9 +75,9 @@ enum status ring_decode_begin(struct ring *ring, const struct load *load)
         } else
             others = true;
     uint64_t pixels = PIXELS_PER_BYTE * ring->data_bytes, fitted = FITTED_PER_BYTE * ring->data_bytes;
+    pixels = pixels < ring->table_max * largest ? pixels : ring->table_max * largest;
     ring->room.pixels = largest == 0 ? 0 : pixels > largest ? pixels : largest;
     ring->room.fitted = !others ? 0 : fitted > fitted_bytes(load) ? fitted : fitted_bytes(load);
-    return STATUS_OK;
 }
 
 enum status ring_decode_open(struct ring_worker *worker)
