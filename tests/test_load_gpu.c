@@ -420,21 +420,22 @@ Test(load_gpu, shards_are_pinned_if_they_are_warm_and_leave_memory_to_others, .i
     close_job(&job);
 }
 
-Test(load_gpu, chunks_of_pinned_shards_follow_from_the_share_of_a_thread, .init = make_folder,
-     .fini = remove_folder)
+Test(load_gpu, large_chunks_follow_from_the_share_of_a_thread, .init = make_folder, .fini = remove_folder)
 {
     static const struct {
         uint64_t bytes;
         uint32_t ranks;
         int threads;
-        uint64_t kib;
-    } cases[] = {{1, 1, 1, 2048},
-                 {UINT64_C(8) << 20, 1, 1, 2048},
-                 {(UINT64_C(12) << 20) + 4097, 1, 1, 3072},
-                 {UINT64_C(64) << 20, 1, 7, 2340},
-                 {UINT64_C(600000000), 1, 16, 8192},
-                 {UINT64_C(600000000), 2, 16, 4576},
-                 {UINT64_C(1) << 40, 3, 128, 8192}};
+        uint64_t most_kib, kib;
+    } cases[] = {{1, 1, 1, 8192, 2048},
+                 {UINT64_C(8) << 20, 1, 1, 8192, 2048},
+                 {(UINT64_C(12) << 20) + 4097, 1, 1, 8192, 3072},
+                 {UINT64_C(64) << 20, 1, 7, 8192, 2340},
+                 {UINT64_C(600000000), 1, 16, 8192, 8192},
+                 {UINT64_C(600000000), 1, 16, 16384, 9152},
+                 {UINT64_C(600000000), 2, 16, 8192, 4576},
+                 {UINT64_C(600000000), 2, 2, 13924, 13924},
+                 {UINT64_C(1) << 40, 3, 128, 1000, 2048}};
     struct job job;
     put_array("a.npy", "|u1", "3, 5", 15, 0);
     for (size_t i = 0; i < COUNT_OF(cases); i++)
@@ -445,8 +446,8 @@ Test(load_gpu, chunks_of_pinned_shards_follow_from_the_share_of_a_thread, .init 
             load.dataset = &dataset;
             load.ranks = cases[i].ranks;
             dataset.bytes = cases[i].bytes;
-            cr_expect_eq(load_pinned_chunk(&load, cases[i].threads) >> 10, given ? 100 : cases[i].kib,
-                         "case %zu", i);
+            cr_expect_eq(load_large_chunk(&load, cases[i].threads, cases[i].most_kib << 10) >> 10,
+                         given ? 100 : cases[i].kib, "case %zu", i);
             close_job(&job);
         }
 }

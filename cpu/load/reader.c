@@ -302,6 +302,36 @@ uint32_t reader_stream_slots(const struct load *load)
     return (uint32_t)(buffer > 1 ? buffer + load->given->batch : load->given->batch);
 }
 
+/* ---- Shares ---- */
+
+#define CLOSED UINT32_MAX /* value of worker->next before the order of the epoch is known */
+
+void worker_open(struct worker *share)
+{
+    __atomic_store_n(&share->next, 0, __ATOMIC_RELEASE);
+}
+
+bool worker_take(struct worker *share, uint32_t *first, uint32_t *count)
+{
+    const uint32_t batch = share->load->given->batch;
+    uint32_t next = __atomic_load_n(&share->next, __ATOMIC_ACQUIRE);
+    while (next != CLOSED && next < share->order.count) {
+        const uint32_t left = share->order.count - next, size = left < batch ? left : batch;
+        if (__atomic_compare_exchange_n(&share->next, &next, next + size, true, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_ACQUIRE)) {
+            *first = next;
+            *count = size;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool worker_helps(const struct worker *worker)
+{
+    return !worker->load->control->consumer && worker->load->given->on_error == ON_ERROR_FAIL;
+}
+
 /* ---- A run ---- */
 
 enum status reader_ready(void *state, uint64_t number)
@@ -372,6 +402,8 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time)
     for (int w = 0; w < threads; w++)
         clear(&reader->workers[w]);
     for (uint32_t i = 0; i < load->epochs; i++) {
+        for (int w = 0; w < threads; w++)
+            reader->workers[w].next = CLOSED;
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
         for (int w = 0; w < threads; w++)
             read_epoch(&reader->workers[w], load->rank * (uint32_t)threads + (uint32_t)w,

@@ -62,6 +62,7 @@ struct worker {
     uint8_t *slots;
     uint32_t *held;     /* per slot: number of the sample that it holds, or READER_LOST */
     uint32_t delivered; /* number of samples of the epoch in delivered batches; not used by all variants */
+    uint32_t next;      /* atomic, for worker_take(): index of the first sample that no thread has taken */
 
     struct checksum checksum; /* of delivered samples */
     struct losses losses;     /* samples that could not be read or decoded */
@@ -127,6 +128,14 @@ enum status reader_verify_slots(void *state, uint64_t *wrong);
 /* Delivers a complete batch: the samples in the `count` consecutive slots from `slot` on. Decodes them if
  * requested, adds them to the checksum, and passes the batch to the consumer, if there is one. */
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
+
+/* worker_take() takes the next batch of a share: `*count` samples from index `*first` of share->order on.
+ * Returns false if none is left, or before worker_open() has opened the share in this epoch. A thread whose
+ * own share is finished may take batches of others, if worker_helps(): if batches have no consumer, and any
+ * lost sample ends the run. */
+void worker_open(struct worker *share);
+bool worker_take(struct worker *share, uint32_t *first, uint32_t *count);
+bool worker_helps(const struct worker *worker);
 
 /* These functions are for variants that read samples in shard order. `arrival` counts the samples read in the
  * epoch, from 0. worker_slot() returns the slot to write the sample to. worker_arrived() records that the

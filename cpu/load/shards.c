@@ -18,7 +18,7 @@
 
 /* `shards-mmap` and `shards-omp` map shards into memory and copy each sample once, from the page cache into
  * its slot. `shards-mmap` uses one thread. `shards-omp` uses all threads, each with its own share of the
- * samples.
+ * samples; threads that have finished theirs help the others.
  *
  * If a mapped file shrinks, access to the lost pages raises SIGBUS. Copies are guarded (machine/guard.h), so
  * such a sample is reported like any other broken sample. */
@@ -126,13 +126,13 @@ struct next {
     size_t bytes;
 };
 
-static struct next next_sample(const struct worker *worker, const struct mapped *mapped, uint32_t index)
+static struct next next_sample(const struct order *order, const struct mapped *mapped, uint32_t index)
 {
-    const struct dataset *dataset = worker->load->dataset;
+    const struct dataset *dataset = mapped->reader.load->dataset;
     struct next none = {NULL, 0};
-    if (index + 1 >= worker->order.count)
+    if (index + 1 >= order->count)
         return none;
-    uint32_t number = worker->order.samples[index], following = worker->order.samples[index + 1];
+    uint32_t number = order->samples[index], following = order->samples[index + 1];
     const struct dataset_member *member = &dataset->members[dataset->samples[following].member];
     const uint8_t *shard = mapped->shards[member->file];
     if (!shard || (following == number + 1 && member->size > PIECE_BYTES))
@@ -160,12 +160,12 @@ static bool copy_member(uint8_t *slot, const uint8_t *data, size_t bytes, struct
     return next->data || guard_copy(slot, data, bytes);
 }
 
-static enum status copy_sample(const struct worker *worker, const struct mapped *mapped, uint32_t index,
+static enum status copy_sample(const struct order *order, const struct mapped *mapped, uint32_t index,
                                uint8_t *slot, const uint8_t **end)
 {
-    const struct dataset *dataset = worker->load->dataset;
-    const struct dataset_sample *sample = &dataset->samples[worker->order.samples[index]];
-    struct next next = next_sample(worker, mapped, index);
+    const struct dataset *dataset = mapped->reader.load->dataset;
+    const struct dataset_sample *sample = &dataset->samples[order->samples[index]];
+    struct next next = next_sample(order, mapped, index);
     for (uint32_t m = 0; m < sample->members; m++) {
         const struct dataset_member *member = &dataset->members[sample->member + m];
         const uint8_t *shard = mapped->shards[member->file];
@@ -186,17 +186,19 @@ struct position {
     const uint8_t *end;               /* used by copy_member() */
 };
 
-/* Copies the samples at indices first .. first + count - 1 of the order into slots 0 .. count - 1. */
-static enum status copy_batch(struct worker *worker, uint32_t first, uint32_t count, struct position *at)
+/* Copies the samples at indices first .. first + count - 1 of the order into the worker's slots 0 .. count
+ * - 1. */
+static enum status copy_batch(struct worker *worker, const struct order *order, uint32_t first,
+                              uint32_t count, struct position *at)
 {
     const struct mapped *mapped = (const struct mapped *)worker->reader;
     RANGE(COPY);
     for (uint32_t slot = 0; slot < count; slot++) {
-        uint32_t index = first + slot, number = worker->order.samples[index];
+        uint32_t index = first + slot, number = order->samples[index];
         if (worker->load->given->cache != LOAD_WARM && index >= at->entered)
             read_ahead(worker, mapped, index, &at->asked, &at->current, &at->entered);
         enum status status =
-            copy_sample(worker, mapped, index, worker->slots + slot * worker->reader->stride, &at->end);
+            copy_sample(order, mapped, index, worker->slots + slot * worker->reader->stride, &at->end);
         worker->held[slot] = status == STATUS_OK ? number : READER_LOST;
         if (status != STATUS_OK)
             TRY(worker_lose(worker, number, status));
@@ -204,14 +206,21 @@ static enum status copy_batch(struct worker *worker, uint32_t first, uint32_t co
     return STATUS_OK;
 }
 
+/* Reads the share of the worker, then what is left of the others: CPUs that share a core or a clock with
+ * others differ in speed by more than half. */
 static enum status mapped_epoch(struct worker *worker)
 {
-    struct position at = {0};
-    uint32_t batch = worker->load->given->batch, count = worker->order.count;
-    for (uint32_t first = 0, size; first < count; first += size) {
-        size = count - first < batch ? count - first : batch;
-        TRY(copy_batch(worker, first, size, &at));
-        TRY(worker_deliver(worker, 0, size));
+    struct reader *reader = worker->reader;
+    const int number = (int)(worker - reader->workers), shares = worker_helps(worker) ? reader->threads : 1;
+    uint32_t first, count;
+    worker_open(worker);
+    for (int i = 0; i < shares; i++) {
+        struct worker *share = &reader->workers[(number + i) % reader->threads];
+        struct position at = {.entered = i == 0 ? 0 : UINT32_MAX}; /* the owner of a share reads ahead */
+        while (worker_take(share, &first, &count)) {
+            TRY(copy_batch(worker, &share->order, first, count, &at));
+            TRY(worker_deliver(worker, 0, count));
+        }
     }
     return STATUS_OK;
 }

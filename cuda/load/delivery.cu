@@ -624,15 +624,21 @@ static void work_all(struct delivery *delivery, enum status (*read)(struct outpu
     delivery->ends.wait(guard, [&] { return delivery->working == 0; });
 }
 
-enum status delivery_run(struct delivery *delivery, uint64_t number,
-                         enum status (*read)(struct output_queue *queue))
+enum status delivery_each(struct delivery *delivery, enum status (*work)(struct output_queue *queue))
 {
     TRY(start_threads(delivery));
-    TRY(begin_run(delivery, number));
-    work_all(delivery, read);
+    work_all(delivery, work);
     for (uint32_t w = 0; w < delivery->workers; w++)
         if (delivery->queues[w].failure.status != STATUS_OK)
             return stop_after_failure(delivery);
+    return STATUS_OK;
+}
+
+enum status delivery_run(struct delivery *delivery, uint64_t number,
+                         enum status (*read)(struct output_queue *queue))
+{
+    TRY(begin_run(delivery, number));
+    TRY(delivery_each(delivery, read));
     return finish_run(delivery, number);
 }
 

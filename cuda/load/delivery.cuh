@@ -155,6 +155,10 @@ enum status delivery_ready(void *state, uint64_t number);
 enum status delivery_run(struct delivery *delivery, uint64_t number,
                          enum status (*read)(struct output_queue *queue));
 
+/* Calls `work` once per worker, in the workers' threads. Call between runs. Returns the failure of one
+ * worker. */
+enum status delivery_each(struct delivery *delivery, enum status (*work)(struct output_queue *queue));
+
 /* Helper for `read`: calls `epoch` for each epoch and records the epoch's end. */
 enum status queue_each_epoch(struct output_queue *queue, enum status (*epoch)(struct output_queue *queue));
 

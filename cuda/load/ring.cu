@@ -75,7 +75,7 @@ static void fit_piece(const struct ring *ring, const struct ring_share *share, c
 {
     const struct order_segment *segment = &share->queue->order.segments[share->segment];
     uint64_t begin = UINT64_MAX, end = 0, room = ring->span - share->arrival % ring->span;
-    uint32_t left = segment->count - share->within, table = ring->table_max - chunk->samples;
+    uint32_t left = segment->count - share->within, table = chunk->samples_max - chunk->samples;
     uint32_t most = left < table ? left : table, alignment = ring->type->alignment;
     *piece = {};
     piece->shard = segment->shard;
@@ -126,12 +126,30 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
     share->within = 0;
 }
 
+#define FIRST_SAMPLES 32 /* of the first chunk, if the device decodes */
+
+/* Returns how many samples the next chunk of a share may have. If the device decodes, the first chunks of a
+ * run are small, so that decoding starts early, and the chunks of a span have equal sizes. */
+static uint32_t samples_max(const struct ring *ring, const struct ring_share *share)
+{
+    uint64_t most = ring->table_max, left = share->queue->order.count - share->arrival;
+    if (ring->room.pixels == 0)
+        return ring->table_max;
+    if (share->epochs == 1 && share->arrival < most)
+        most = share->arrival > FIRST_SAMPLES ? share->arrival : FIRST_SAMPLES;
+    most = most < ring->table_max ? most : ring->table_max;
+    left = left < ring->span - share->arrival % ring->span ? left : ring->span - share->arrival % ring->span;
+    const uint64_t chunks = (left + most - 1) / most;
+    return (uint32_t)((left + chunks - 1) / chunks);
+}
+
 /* Plans the next chunk of a share that the worker has claimed. The chunk gets the next samples in reading
  * order, until the buffer, its table or the list of pieces is full, or the span ends. Opens the shards. */
 static enum status ring_plan_chunk(struct ring_worker *worker, struct ring_share *share, struct chunk *chunk)
 {
     const struct ring *ring = worker->ring;
     const struct order *order = &share->queue->order;
+    chunk->samples_max = samples_max(ring, share);
     while (share->segment < order->segment_count && chunk->piece_count < ring->type->pieces_max) {
         struct piece *piece = &chunk->pieces[chunk->piece_count];
         fit_piece(ring, share, chunk, piece);
@@ -538,6 +556,8 @@ static void size_buffers(struct ring *ring, const struct load *load, uint64_t ch
         least = arrays->extents[i].bytes < least ? arrays->extents[i].bytes : least;
     ring->data_bytes = chunk_bytes > largest ? chunk_bytes : largest;
     ring->table_max = (uint32_t)(ring->data_bytes / align_to(least, PIECE_ALIGNMENT));
+    if (load->given->decode)
+        ring_decode_size(ring, load);
     ring->buffer_bytes = align_to(ring->data_bytes + ring->table_max * sizeof(struct unpack_entry), 4096);
     if (load->given->decode)
         ring->buffer_bytes += align_to(ring->table_max * sizeof(struct fit_entry) + 4096, 4096);
@@ -551,10 +571,10 @@ enum status ring_open(struct ring *ring, const struct resources *resources, cons
     ring->type = type;
     ring->buffers = load->given->ring;
     TRY(delivery_begin(&ring->delivery, resources, load, false, false, workers));
+    if (load->given->decode)
+        TRY(ring_decode_begin(ring, load, &chunk_bytes));
     size_buffers(ring, load, chunk_bytes);
     ring->delivery.result.chunk_bytes = chunk_bytes;
-    if (load->given->decode)
-        TRY(ring_decode_begin(ring, load));
     ring->buffer_bytes += align_to(ring->room.fitted, 4096);
     uint64_t bytes = (uint64_t)workers * ring->buffers * ring->buffer_bytes;
     TRY(memory_check(bytes, "the pinned buffers", "lower --ring, --chunk or --threads"));
@@ -598,7 +618,7 @@ void ring_close(struct ring *ring)
 {
     for (uint32_t w = 0; ring->workers && w < ring->delivery.workers; w++)
         close_worker(ring, &ring->workers[w]);
-    image_decoder_close(&ring->decoder);
+    ring_decode_end(ring);
     free(ring->workers);
     free(ring->shares);
     delivery_close(&ring->delivery);

@@ -50,7 +50,7 @@ struct piece {
 struct chunk {
     struct ring_share *share; /* share that the chunk belongs to */
     struct piece *pieces;
-    uint32_t piece_count, samples;
+    uint32_t piece_count, samples, samples_max;
     uint64_t bytes;           /* from the start of the buffer to the end of the last piece */
     struct picture_room room; /* for all images of the chunk */
     uint32_t epoch;
@@ -77,6 +77,7 @@ struct ring_share {
 };
 
 struct ring_worker;
+struct rate_test;
 
 /* The part of a variant that reads shards into buffers. */
 struct ring_type {
@@ -124,6 +125,7 @@ struct ring {
     uint64_t buffer_bytes;    /* size of a buffer, including the table and, with --decode, fitted images */
     struct picture_room room; /* limit per chunk */
     struct image_decoder decoder;
+    struct rate_test *rate; /* owned; NULL until ring_decode_rate() is called */
     uint64_t
         memory_bytes; /* result.memory_bytes without nvJPEG's memory, which grows during the first runs */
     uint64_t span;    /* see delivery_span() */
@@ -170,9 +172,17 @@ static inline uint64_t align_to(uint64_t bytes, uint64_t alignment)
 /* The part of a ring that decodes images (--decode). A worker decodes the JPEG files of a chunk on the
  * device, and all other images in its own thread. Then one kernel fits all images into their slots. */
 
-/* Opens the decoder of a ring and computes the room for pixels, ring->room. Call after the sizes of the
- * ring's buffers are known. The caller then adds ring->room.fitted to the size of a buffer. */
-enum status ring_decode_begin(struct ring *ring, const struct load *load);
+/* Opens the decoder of a ring. Without --chunk, raises `*chunk_bytes` so that the JPEG engines get large
+ * batches. */
+enum status ring_decode_begin(struct ring *ring, const struct load *load, uint64_t *chunk_bytes);
+
+/* Limits ring->table_max to a batch of the JPEG engines, and computes the room for pixels, ring->room. Call
+ * when ring->data_bytes and ring->table_max are known. The caller adds ring->room.fitted to the size of a
+ * buffer. */
+void ring_decode_size(struct ring *ring, const struct load *load);
+
+/* Closes the decoder, after all workers. Does nothing to a ring that decodes nothing. */
+void ring_decode_end(struct ring *ring);
 
 /* Allocates a worker's memory for decoding. The caller closes it with ring_decode_close(), even after a
  * failure. */
@@ -194,8 +204,10 @@ enum status ring_decode(struct ring_worker *worker, uint32_t index, struct unpac
 enum status ring_decode_launch(const struct ring_worker *worker, uint32_t index, uint64_t fits,
                                uint32_t count, cudaStream_t stream);
 
-/* Measures the rate of nvJPEG alone, in bytes of samples per second. The first images of the data set are in
- * pinned memory; one thread decodes batches of 256 of them. Requires an image that the device decodes. */
+/* Measures the rate of nvJPEG alone, in bytes of samples per second. Each call decodes a batch of 256 images
+ * 8 times, from pinned memory; calls take turns through 8 batches from all parts of the data set. The
+ * workers' threads decode one at a time, because the rate depends on the speed of their CPUs. The first
+ * call reads the images, and they stay until ring_decode_end(). Requires an image that the device decodes. */
 enum status ring_decode_rate(struct ring *ring, double *bytes_per_s);
 
 #endif

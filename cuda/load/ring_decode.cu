@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <mutex>
+#include <new>
+
 #include "common/check.cuh"
 #include "common/stream.cuh"
 #include "core/phase.h"
@@ -14,6 +17,11 @@
  * byte of JPEG; a chunk that needs more room has fewer samples. */
 #define PIXELS_PER_BYTE 16
 #define FITTED_PER_BYTE 2 /* room for images that a thread decodes and fits, per byte of a chunk */
+
+/* nvJPEG needs about as long per image in small batches, but passing the turn to another thread takes about
+ * 0.1 ms per batch (docs/notes/load.md). */
+#define ENGINE_IMAGES      256
+#define ENGINE_CHUNK_BYTES (UINT64_C(64) << 20) /* maximum without --chunk */
 
 /* ---- Room ---- */
 
@@ -41,13 +49,25 @@ bool ring_decode_fits(const struct ring *ring, uint32_t sample, struct picture_r
     return room->pixels <= ring->room.pixels && room->fitted <= ring->room.fitted;
 }
 
-enum status ring_decode_begin(struct ring *ring, const struct load *load)
+enum status ring_decode_begin(struct ring *ring, const struct load *load, uint64_t *chunk_bytes)
 {
-    uint64_t largest = 0;
-    bool others = false;
+    const uint64_t batch_bytes =
+        ENGINE_IMAGES * align_to(load->dataset->bytes / load->dataset->sample_count * 9 / 8, PIECE_ALIGNMENT);
     TRY(image_decoder_open(&ring->decoder, (enum decoder)load->given->decoder));
     ring->delivery.tolerance = image_decoder_tolerance(ring->decoder.kind);
     ring->delivery.result.decoder = decoder_names[ring->decoder.kind];
+    if (ring->decoder.kind == DECODER_HARDWARE)
+        *chunk_bytes = load_large_chunk(load, (int)ring->delivery.workers,
+                                        batch_bytes < ENGINE_CHUNK_BYTES ? batch_bytes : ENGINE_CHUNK_BYTES);
+    return STATUS_OK;
+}
+
+void ring_decode_size(struct ring *ring, const struct load *load)
+{
+    uint64_t largest = 0;
+    bool others = false;
+    if (ring->decoder.kind == DECODER_HARDWARE && ring->table_max > ENGINE_IMAGES)
+        ring->table_max = ENGINE_IMAGES;
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         if (is_on_device(ring, i)) {
             uint64_t bytes = decoded_bytes(&ring->delivery.arrays.pictures[i].shape);
@@ -55,9 +75,9 @@ enum status ring_decode_begin(struct ring *ring, const struct load *load)
         } else
             others = true;
     uint64_t pixels = PIXELS_PER_BYTE * ring->data_bytes, fitted = FITTED_PER_BYTE * ring->data_bytes;
+    pixels = pixels < ring->table_max * largest ? pixels : ring->table_max * largest;
     ring->room.pixels = largest == 0 ? 0 : pixels > largest ? pixels : largest;
     ring->room.fitted = !others ? 0 : fitted > fitted_bytes(load) ? fitted : fitted_bytes(load);
-    return STATUS_OK;
 }
 
 enum status ring_decode_open(struct ring_worker *worker)
@@ -275,86 +295,143 @@ enum status ring_decode_launch(const struct ring_worker *worker, uint32_t index,
 
 /* ---- nvJPEG alone ---- */
 
-#define RATE_IMAGES 256
+#define RATE_IMAGES 256 /* per batch */
 #define RATE_ROUNDS 8
+#define RATE_BYTES  (UINT64_C(256) << 20) /* of files, or as many as one batch has */
 
-/* Images in pinned memory, and room for their pixels. */
+/* Images in pinned memory, and room for the pixels of a batch. They are from all parts of the data set,
+ * because the engines need longer for some images than for others. */
 struct rate_test {
+    std::mutex turn;
+    double time_s;
+    uint64_t bytes;       /* of the samples decoded in `time_s` */
+    uint64_t batch_bytes; /* of the samples of a batch */
+    uint32_t next;        /* index of the next image */
     struct image_batch batch;
     cudaStream_t stream;
     uint8_t *files, *pixels;
-    uint64_t sample_bytes; /* size of the samples with these images, including their labels */
+    uint32_t *chosen, count; /* sample numbers */
+    uint64_t *at;            /* offsets of their files */
+    uint64_t pixel_bytes;    /* size of the largest image */
 };
 
-/* Chooses the images. Sets `*file_bytes` and `*pixel_bytes` to the memory that they need. */
-static uint32_t choose_images(const struct ring *ring, uint32_t *chosen, uint64_t *file_bytes,
-                              uint64_t *pixel_bytes)
+/* Chooses the images. Sets `*file_bytes` to the memory that their files need. */
+static void choose_images(const struct ring *ring, struct rate_test *test, uint64_t *file_bytes)
 {
     const struct dataset *dataset = ring->delivery.load->dataset;
-    uint32_t count = 0;
-    *file_bytes = *pixel_bytes = 0;
-    for (uint32_t i = 0; i < dataset->sample_count && count < RATE_IMAGES; i++)
+    uint64_t all = 0, all_bytes = 0, next = 0, most = RATE_IMAGES * RATE_ROUNDS;
+    for (uint32_t i = 0; i < dataset->sample_count; i++)
         if (is_on_device(ring, i)) {
-            const struct dataset_sample *sample = &dataset->samples[i];
-            *file_bytes += dataset->members[sample->member + sample->image].size;
-            *pixel_bytes += decoded_bytes(&ring->delivery.arrays.pictures[i].shape);
-            chosen[count++] = i;
+            all++;
+            all_bytes += dataset->samples[i].bytes;
         }
-    return count;
+    const uint64_t fit = RATE_BYTES / (all_bytes / all + 1);
+    most = fit < most ? fit : most;
+    most = most > RATE_IMAGES ? most : RATE_IMAGES;
+    most = most < all ? most : all;
+    *file_bytes = 0;
+    for (uint32_t i = 0; i < dataset->sample_count && test->count < most; i++)
+        if (is_on_device(ring, i) && next++ * most / all == test->count) {
+            const struct dataset_sample *sample = &dataset->samples[i];
+            const uint64_t pixels = decoded_bytes(&ring->delivery.arrays.pictures[i].shape);
+            *file_bytes += dataset->members[sample->member + sample->image].size;
+            test->pixel_bytes = pixels > test->pixel_bytes ? pixels : test->pixel_bytes;
+            test->chosen[test->count++] = i;
+        }
 }
 
-static enum status fill_batch(struct ring *ring, struct rate_test *test)
+static enum status read_images(struct ring *ring, struct rate_test *test)
 {
     const struct dataset *dataset = ring->delivery.load->dataset;
-    uint32_t chosen[RATE_IMAGES];
-    uint64_t file_bytes, pixel_bytes, file_at = 0, pixel_at = 0;
-    uint32_t count = choose_images(ring, chosen, &file_bytes, &pixel_bytes);
-    struct plain *plain = &ring->delivery.queues[0].plain;
-    TRY(image_batch_open(&ring->decoder, count, &test->batch));
+    uint64_t file_bytes, at = 0;
+    test->chosen = static_cast<uint32_t *>(malloc(RATE_IMAGES * RATE_ROUNDS * sizeof *test->chosen));
+    test->at = static_cast<uint64_t *>(malloc(RATE_IMAGES * RATE_ROUNDS * sizeof *test->at));
+    TRY(ALLOCATED(test->chosen && test->at, "out of memory"));
+    choose_images(ring, test, &file_bytes);
+    TRY(image_batch_open(&ring->decoder, RATE_IMAGES, &test->batch));
     CUDA_TRY(cudaMallocHost(&test->files, file_bytes));
-    CUDA_TRY(cudaMalloc(&test->pixels, pixel_bytes));
+    CUDA_TRY(cudaMalloc(&test->pixels, RATE_IMAGES * test->pixel_bytes));
     TRY(stream_open(&test->stream));
-    for (uint32_t i = 0; i < count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[chosen[i]];
+    for (uint32_t i = 0; i < test->count; i++) {
+        const struct dataset_sample *sample = &dataset->samples[test->chosen[i]];
         const struct dataset_member *member = &dataset->members[sample->member + sample->image];
-        const struct jpeg_shape *shape = &ring->delivery.arrays.pictures[chosen[i]].shape;
-        TRY(plain_bytes(plain, member, member->size, test->files + file_at));
-        image_batch_add(&test->batch, test->files + file_at, member->size, test->pixels + pixel_at,
-                        shape->width);
-        file_at += member->size;
-        pixel_at += decoded_bytes(shape);
-        test->sample_bytes += sample->bytes;
+        TRY(plain_bytes(&ring->delivery.queues[0].plain, member, member->size, test->files + at));
+        test->at[i] = at;
+        at += member->size;
     }
     return STATUS_OK;
 }
 
-static enum status time_batches(struct ring *ring, struct rate_test *test, double *bytes_per_s)
+/* Fills the batch with the next images. */
+static void next_batch(const struct ring *ring, struct rate_test *test)
 {
+    const struct dataset *dataset = ring->delivery.load->dataset;
+    test->batch.count = 0;
+    test->batch_bytes = 0;
+    while (test->batch.count < RATE_IMAGES && test->batch.count < test->count) {
+        const uint32_t i = test->next++ % test->count, number = test->chosen[i];
+        const struct dataset_sample *sample = &dataset->samples[number];
+        image_batch_add(&test->batch, test->files + test->at[i],
+                        dataset->members[sample->member + sample->image].size,
+                        test->pixels + test->batch.count * test->pixel_bytes,
+                        ring->delivery.arrays.pictures[number].shape.width);
+        test->batch_bytes += sample->bytes;
+    }
+}
+
+/* Times the batch in the thread of a worker, while the other threads wait. */
+static enum status time_batch(struct output_queue *queue)
+{
+    struct ring *ring = static_cast<struct ring_worker *>(queue->own)->ring;
+    struct rate_test *test = ring->rate;
+    const uint32_t share = RATE_ROUNDS / ring->delivery.workers, rounds = share > 1 ? share : 1;
+    std::lock_guard<std::mutex> guard(test->turn);
     double begin_s = 0;
-    for (int round = -1; round < RATE_ROUNDS; round++) { /* round -1 allocates memory */
+    for (uint32_t round = 0; round <= rounds; round++) { /* round 0 warms up */
         TRY(image_batch_decode(&ring->decoder, &test->batch, test->stream));
-        if (round < 0) {
+        if (round == 0) {
             CUDA_TRY(cudaStreamSynchronize(test->stream));
             begin_s = timer_now_s();
         }
     }
     CUDA_TRY(cudaStreamSynchronize(test->stream));
-    *bytes_per_s = (double)test->sample_bytes * RATE_ROUNDS / (timer_now_s() - begin_s);
+    test->time_s += timer_now_s() - begin_s;
+    test->bytes += rounds * test->batch_bytes;
     return STATUS_OK;
 }
 
 enum status ring_decode_rate(struct ring *ring, double *bytes_per_s)
 {
-    struct rate_test test = {};
-    enum status status = fill_batch(ring, &test);
-    if (status == STATUS_OK)
-        status = time_batches(ring, &test, bytes_per_s);
-    if (test.stream) {
-        (void)cudaStreamSynchronize(test.stream);
-        (void)cudaStreamDestroy(test.stream);
+    if (!ring->rate) {
+        ring->rate = new (std::nothrow) rate_test{};
+        TRY(ALLOCATED(ring->rate, "out of memory"));
+        TRY(read_images(ring, ring->rate));
     }
-    image_batch_close(&test.batch);
-    (void)cudaFreeHost(test.files);
-    (void)cudaFree(test.pixels);
-    return status;
+    ring->rate->time_s = 0;
+    ring->rate->bytes = 0;
+    next_batch(ring, ring->rate);
+    TRY(delivery_each(&ring->delivery, time_batch));
+    *bytes_per_s = (double)ring->rate->bytes / ring->rate->time_s;
+    return STATUS_OK;
+}
+
+static void close_rate(struct rate_test *test)
+{
+    if (!test)
+        return;
+    if (test->stream)
+        (void)cudaStreamSynchronize(test->stream);
+    destroy(test->stream);
+    image_batch_close(&test->batch);
+    (void)cudaFreeHost(test->files);
+    (void)cudaFree(test->pixels);
+    free(test->chosen);
+    free(test->at);
+    delete test;
+}
+
+void ring_decode_end(struct ring *ring)
+{
+    close_rate(ring->rate);
+    image_decoder_close(&ring->decoder);
 }

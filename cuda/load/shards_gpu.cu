@@ -252,7 +252,8 @@ static enum status open_shards(struct shards_gpu *shards, const struct resources
     bool pinned = false; /* small shards are not pinned */
     for (uint32_t f = 0; shards->pins && f < load->dataset->file_count; f++)
         pinned |= shards->mappings[f].pinned;
-    uint64_t chunk_bytes = pinned ? load_pinned_chunk(load, resources->threads) : load->chunk_bytes;
+    uint64_t chunk_bytes =
+        pinned ? load_large_chunk(load, resources->threads, LOAD_PINNED_CHUNK_BYTES) : load->chunk_bytes;
     TRY(ring_open(&shards->ring, resources, load, chunk_bytes, &shards_gpu_type));
     shards->ring.delivery.result.pin_s = pin_s;
     return guard_open(&shards->guard);

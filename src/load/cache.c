@@ -231,11 +231,7 @@ enum status load_settle_cache(const struct load *load, struct cache_pages *pages
 
 /* ---- Pinned shards ---- */
 
-/* Copies of a chunk of this size take 150 us. A chunk needs two copies, of its bytes and of its table, so
- * they are at most 4 % slower than larger ones. Chunks that threads copy to buffers should be smaller,
- * because all buffers should fit into the CPU's cache. */
-#define PINNED_CHUNK_BYTES (UINT64_C(8) << 20)
-#define SHARE_CHUNKS       4 /* chunks per thread, at least, so that copies and kernels overlap */
+#define SHARE_CHUNKS 4 /* chunks per thread, at least, so that copies and kernels overlap */
 
 bool load_should_pin(const struct load *load)
 {
@@ -249,9 +245,9 @@ bool load_should_pin(const struct load *load)
     return load->given->cache == LOAD_WARM && !load->given->decode && bytes <= memory_available_bytes() / 2;
 }
 
-uint64_t load_pinned_chunk(const struct load *load, int threads)
+uint64_t load_large_chunk(const struct load *load, int threads, uint64_t most_bytes)
 {
     uint64_t chunk = load->dataset->bytes / load->ranks / (uint64_t)threads / SHARE_CHUNKS >> 12 << 12;
-    chunk = chunk < PINNED_CHUNK_BYTES ? chunk : PINNED_CHUNK_BYTES;
+    chunk = chunk < most_bytes ? chunk : most_bytes;
     return chunk < load->chunk_bytes || !load->given->default_chunk ? load->chunk_bytes : chunk;
 }

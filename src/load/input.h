@@ -228,9 +228,15 @@ bool load_pages_hidden(const struct dataset *dataset);
  * available memory to others. */
 bool load_should_pin(const struct load *load);
 
-/* Returns the size of chunks of pinned shards, in bytes, for `threads` threads. Without --chunk, it is 8 MiB
- * or, if that is smaller, a quarter of a thread's share, but not below the default of --chunk. */
-uint64_t load_pinned_chunk(const struct load *load, int threads);
+/* Copies of a chunk of this size take 150 us. A chunk needs two copies, of its bytes and of its table, so
+ * they are at most 4 % slower than larger ones. Chunks that threads copy to buffers should be smaller,
+ * because all buffers should fit into the CPU's cache. */
+#define LOAD_PINNED_CHUNK_BYTES (UINT64_C(8) << 20)
+
+/* Returns the size of chunks that should be large, in bytes, for `threads` threads. Without --chunk, it is
+ * `most_bytes` or, if that is smaller, a quarter of a thread's share, but not below the default of --chunk.
+ */
+uint64_t load_large_chunk(const struct load *load, int threads, uint64_t most_bytes);
 
 /* Sets `*bytes` to the number of bytes that this process has read from storage devices so far
  * (/proc/self/io). Returns false if Linux does not report it. */

@@ -2,6 +2,7 @@
 #include "load/load_parts.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -80,6 +81,10 @@ const struct column load_columns[] = {
      .about = "time to map and pin the shards, before the first run; includes reading of what is not in the "
               "page cache",
      .digits = 4},
+    {"copy_share_error", VALUE_REAL, COMBINE_NONE, "",
+     .about = "half the width of the 95 % confidence interval of copy_share, relative to copy_share; empty "
+              "with fewer than 6 independent rounds",
+     .digits = 3, .better = BETTER_LOWER},
     {.name = NULL},
 };
 
@@ -142,6 +147,7 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
 {
     const struct load_traits *traits = variant->traits;
     double copies[COPY_ROUNDS], shares[COPY_ROUNDS], cores[COPY_ROUNDS], clocks_hz[COPY_ROUNDS];
+    struct stats stats;
     double begin_s = timer_now_s();
     double bytes = load_work(load, variant).bytes;
     size_t rounds = 0;
@@ -160,6 +166,9 @@ static enum status copy_in_turn(const struct load *load, const struct variant *v
         shares[rounds] = rate / copies[rounds];
         rounds++;
     }
+    TRY(stats_compute(shares, rounds, &stats));
+    if (isfinite(stats.median_error))
+        row_real(row, "copy_share_error", stats.median_error);
     row_real(row, "copy_bytes_per_s", stats_middle(copies, rounds));
     row_real(row, "copy_share", stats_middle(shares, rounds));
     row_real(row, "cpu_cores", stats_middle(cores, rounds));
