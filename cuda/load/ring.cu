@@ -133,7 +133,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
 static uint32_t samples_max(const struct ring *ring, const struct ring_share *share)
 {
     uint64_t most = ring->table_max, left = share->queue->order.count - share->arrival;
-    if (ring->room.pixels == 0)
+    if (ring->room.pixels == 0 || left == 0)
         return ring->table_max;
     if (share->epochs == 1 && share->arrival < most)
         most = share->arrival > FIRST_SAMPLES ? share->arrival : FIRST_SAMPLES;
