@@ -450,7 +450,7 @@ check-slurm:
 	@FDSL_BENCH=$(abspath $(PROGRAM)) tests/slurm_local.sh
 
 # SKIP=REGEX leaves out suites (scripts/check/run.sh).
-CHOSEN_TESTS = $(if $(value SKIP),$(shell SKIP='$(value SKIP)' scripts/check/run.sh --list $(BUILD) $(SAN)),$(TESTS))
+CHOSEN_TESTS = $(if $(value SKIP),$(shell SKIP='$(value SKIP)' scripts/check/run.sh --list $(BUILD) $(SAN))$(if $(filter-out 0,$(.SHELLSTATUS)),$(error scripts/check/run.sh --list failed)),$(TESTS))
 tests: $(CHOSEN_TESTS) $(GPU_TESTS) $(EXAMPLES)
 
 # Builds one program from the parsers and the files that they use. clang compiles it with coverage and sanitizers.

@@ -890,11 +890,12 @@ Test(advise, with_a_network_a_run_waits_for_its_next_round)
 Test(advise, with_a_network_a_run_may_be_killed)
 {
     EXPECT(0, "$P --prepare d --from synth --res 16 --classes 2 --samples 40 --shards 2");
-    EXPECT_PRINTS(0, "the step without input constant ",
-                  "{ CUDA_VISIBLE_DEVICES= $P advise --data d --compute train:logreg --classes 10 --batch 4 "
-                  "--out-res 16 --threads 1 --time 1 --out killed & for i in $(seq 500); do "
-                  "grep -q live killed/train.csv && break; sleep 0.02; done 2>grep.txt; "
-                  "for run in $(cat /proc/$!/task/$!/children); do :; done; kill -KILL $run; wait $!; }");
+    EXPECT_PRINTS(
+        0, "the step without input constant ",
+        "{ CUDA_VISIBLE_DEVICES= $P advise --data d --compute train:logreg --classes 10 --batch 4 "
+        "--out-res 16 --threads 1 --time 1 --out killed & for i in $(seq 500); do "
+        "grep -q live killed/train.csv && break; sleep 0.02; done 2>grep.txt; "
+        "for run in $(cat /proc/$!/task/$!/children); do :; done; kill -KILL $run || exit 9; wait $!; }");
 }
 
 /* GPU variants are in the table even if they cannot run. The CPU variants deliver decoded images. */

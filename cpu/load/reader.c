@@ -484,7 +484,7 @@ static const uint8_t *bytes_of(const struct dataset_member *members, uint32_t me
 }
 
 /* Decodes the image of one sample. Fails if a sample has no image: samples that are only read would make
- * decoding look faster. Of a mask, only the header is checked, because it is not delivered. */
+ * decoding look faster. Checks only the header of a mask, because it is not delivered. */
 static enum status prepare(struct worker *worker, uint32_t number, const uint8_t *data)
 {
     const struct load *load = worker->load;

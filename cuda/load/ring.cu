@@ -133,7 +133,7 @@ static void take_piece(struct ring_worker *worker, struct ring_share *share, str
 static uint32_t samples_max(const struct ring *ring, const struct ring_share *share)
 {
     uint64_t most = ring->table_max, left = share->queue->order.count - share->arrival;
-    if (ring->room.pixels == 0 || left == 0)
+    if (ring->room.pixels == 0)
         return ring->table_max;
     if (share->epochs == 1 && share->arrival < most)
         most = share->arrival > FIRST_SAMPLES ? share->arrival : FIRST_SAMPLES;
@@ -546,7 +546,7 @@ static enum status open_worker(struct ring *ring, struct ring_worker *worker)
 
 /* Computes the sizes of buffers and tables. A buffer has room for `chunk_bytes` bytes of samples, or for
  * the largest sample if that sample is larger than a chunk. The chunk's table follows the samples. A table
- * has one entry for each sample that could fit in a buffer. */
+ * has one entry for each sample that could fit in a buffer; see also ring_decode_size(). */
 static void size_buffers(struct ring *ring, const struct load *load, uint64_t chunk_bytes)
 {
     const struct arrays *arrays = &ring->delivery.arrays;
@@ -554,6 +554,7 @@ static void size_buffers(struct ring *ring, const struct load *load, uint64_t ch
     uint64_t largest = align_to(arrays->bytes_max + 2 * (ring->type->alignment - 1), PIECE_ALIGNMENT);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         least = arrays->extents[i].bytes < least ? arrays->extents[i].bytes : least;
+    least = least > 0 ? least : 1; /* an empty file */
     ring->data_bytes = chunk_bytes > largest ? chunk_bytes : largest;
     ring->table_max = (uint32_t)(ring->data_bytes / align_to(least, PIECE_ALIGNMENT));
     if (load->given->decode)

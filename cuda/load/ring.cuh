@@ -204,8 +204,9 @@ enum status ring_decode(struct ring_worker *worker, uint32_t index, struct unpac
 enum status ring_decode_launch(const struct ring_worker *worker, uint32_t index, uint64_t fits,
                                uint32_t count, cudaStream_t stream);
 
-/* Measures the rate of nvJPEG alone, in bytes of samples per second. Each call decodes a batch of 256 images
- * 8 times, from pinned memory; calls take turns through 8 batches from all parts of the data set. The
+/* Measures the rate of nvJPEG alone, in bytes of samples per second. Each call decodes a batch of up to 256
+ * images about 8 times, at least once per thread, from pinned memory; calls take turns through up to 8
+ * batches from all parts of the data set. NaN if all these images are broken. The
  * workers' threads decode one at a time, because the rate depends on the speed of their CPUs. The first
  * call reads the images, and they stay until ring_decode_end(). Requires an image that the device decodes. */
 enum status ring_decode_rate(struct ring *ring, double *bytes_per_s);

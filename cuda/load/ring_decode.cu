@@ -51,6 +51,7 @@ bool ring_decode_fits(const struct ring *ring, uint32_t sample, struct picture_r
 
 enum status ring_decode_begin(struct ring *ring, const struct load *load, uint64_t *chunk_bytes)
 {
+    /* The files of most batches have less than 9/8 of the mean size. */
     const uint64_t batch_bytes =
         ENGINE_IMAGES * align_to(load->dataset->bytes / load->dataset->sample_count * 9 / 8, PIECE_ALIGNMENT);
     TRY(image_decoder_open(&ring->decoder, (enum decoder)load->given->decoder));
@@ -297,7 +298,7 @@ enum status ring_decode_launch(const struct ring_worker *worker, uint32_t index,
 
 #define RATE_IMAGES 256 /* per batch */
 #define RATE_ROUNDS 8
-#define RATE_BYTES  (UINT64_C(256) << 20) /* of files, or as many as one batch has */
+#define RATE_BYTES  (UINT64_C(256) << 20) /* limit of the files' bytes; one batch may exceed it */
 
 /* Images in pinned memory, and room for the pixels of a batch. They are from all parts of the data set,
  * because the engines need longer for some images than for others. */
@@ -312,7 +313,6 @@ struct rate_test {
     uint8_t *files, *pixels;
     uint32_t *chosen, count; /* sample numbers */
     uint64_t *at;            /* offsets of their files */
-    uint64_t pixel_bytes;    /* size of the largest image */
 };
 
 /* Chooses the images. Sets `*file_bytes` to the memory that their files need. */
@@ -333,48 +333,77 @@ static void choose_images(const struct ring *ring, struct rate_test *test, uint6
     for (uint32_t i = 0; i < dataset->sample_count && test->count < most; i++)
         if (is_on_device(ring, i) && next++ * most / all == test->count) {
             const struct dataset_sample *sample = &dataset->samples[i];
-            const uint64_t pixels = decoded_bytes(&ring->delivery.arrays.pictures[i].shape);
             *file_bytes += dataset->members[sample->member + sample->image].size;
-            test->pixel_bytes = pixels > test->pixel_bytes ? pixels : test->pixel_bytes;
             test->chosen[test->count++] = i;
         }
 }
 
-static enum status read_images(struct ring *ring, struct rate_test *test)
+/* Reads the files of the chosen images, and leaves out those that are broken. */
+static enum status read_files(struct ring *ring, struct rate_test *test)
 {
     const struct dataset *dataset = ring->delivery.load->dataset;
-    uint64_t file_bytes, at = 0;
+    uint64_t at = 0;
+    uint32_t intact = 0;
+    for (uint32_t i = 0; i < test->count; i++) {
+        const uint32_t number = test->chosen[i];
+        const struct dataset_sample *sample = &dataset->samples[number];
+        const struct dataset_member *member = &dataset->members[sample->member + sample->image];
+        const struct jpeg_shape *shape = &ring->delivery.arrays.pictures[number].shape;
+        TRY(plain_bytes(&ring->delivery.queues[0].plain, member, member->size, test->files + at));
+        if (!jpeg_intact(test->files + at, member->size, shape->width, shape->height))
+            continue; /* pixels of another size could overflow */
+        test->chosen[intact] = number;
+        test->at[intact++] = at;
+        at += member->size;
+    }
+    test->count = intact;
+    return STATUS_OK;
+}
+
+/* Returns the memory for the pixels of any batch: of consecutive images, from the last one to the first. */
+static uint64_t batch_pixel_bytes(const struct ring *ring, const struct rate_test *test)
+{
+    const struct array_picture *pictures = ring->delivery.arrays.pictures;
+    const uint32_t size = test->count < RATE_IMAGES ? test->count : RATE_IMAGES;
+    uint64_t sum = 0, most = 0;
+    for (uint32_t i = 0; i < test->count + size; i++) {
+        sum += decoded_bytes(&pictures[test->chosen[i % test->count]].shape);
+        if (i >= size)
+            sum -= decoded_bytes(&pictures[test->chosen[i - size]].shape);
+        most = sum > most ? sum : most;
+    }
+    return most;
+}
+
+static enum status read_images(struct ring *ring, struct rate_test *test)
+{
+    uint64_t file_bytes;
     test->chosen = static_cast<uint32_t *>(malloc(RATE_IMAGES * RATE_ROUNDS * sizeof *test->chosen));
     test->at = static_cast<uint64_t *>(malloc(RATE_IMAGES * RATE_ROUNDS * sizeof *test->at));
     TRY(ALLOCATED(test->chosen && test->at, "out of memory"));
     choose_images(ring, test, &file_bytes);
     TRY(image_batch_open(&ring->decoder, RATE_IMAGES, &test->batch));
     CUDA_TRY(cudaMallocHost(&test->files, file_bytes));
-    CUDA_TRY(cudaMalloc(&test->pixels, RATE_IMAGES * test->pixel_bytes));
-    TRY(stream_open(&test->stream));
-    for (uint32_t i = 0; i < test->count; i++) {
-        const struct dataset_sample *sample = &dataset->samples[test->chosen[i]];
-        const struct dataset_member *member = &dataset->members[sample->member + sample->image];
-        TRY(plain_bytes(&ring->delivery.queues[0].plain, member, member->size, test->files + at));
-        test->at[i] = at;
-        at += member->size;
-    }
-    return STATUS_OK;
+    TRY(read_files(ring, test));
+    if (test->count > 0)
+        CUDA_TRY(cudaMalloc(&test->pixels, batch_pixel_bytes(ring, test)));
+    return stream_open(&test->stream);
 }
 
 /* Fills the batch with the next images. */
 static void next_batch(const struct ring *ring, struct rate_test *test)
 {
     const struct dataset *dataset = ring->delivery.load->dataset;
+    uint8_t *pixels = test->pixels;
     test->batch.count = 0;
     test->batch_bytes = 0;
     while (test->batch.count < RATE_IMAGES && test->batch.count < test->count) {
         const uint32_t i = test->next++ % test->count, number = test->chosen[i];
         const struct dataset_sample *sample = &dataset->samples[number];
+        const struct jpeg_shape *shape = &ring->delivery.arrays.pictures[number].shape;
         image_batch_add(&test->batch, test->files + test->at[i],
-                        dataset->members[sample->member + sample->image].size,
-                        test->pixels + test->batch.count * test->pixel_bytes,
-                        ring->delivery.arrays.pictures[number].shape.width);
+                        dataset->members[sample->member + sample->image].size, pixels, shape->width);
+        pixels += decoded_bytes(shape);
         test->batch_bytes += sample->bytes;
     }
 }
@@ -400,21 +429,6 @@ static enum status time_batch(struct output_queue *queue)
     return STATUS_OK;
 }
 
-enum status ring_decode_rate(struct ring *ring, double *bytes_per_s)
-{
-    if (!ring->rate) {
-        ring->rate = new (std::nothrow) rate_test{};
-        TRY(ALLOCATED(ring->rate, "out of memory"));
-        TRY(read_images(ring, ring->rate));
-    }
-    ring->rate->time_s = 0;
-    ring->rate->bytes = 0;
-    next_batch(ring, ring->rate);
-    TRY(delivery_each(&ring->delivery, time_batch));
-    *bytes_per_s = (double)ring->rate->bytes / ring->rate->time_s;
-    return STATUS_OK;
-}
-
 static void close_rate(struct rate_test *test)
 {
     if (!test)
@@ -428,6 +442,33 @@ static void close_rate(struct rate_test *test)
     free(test->chosen);
     free(test->at);
     delete test;
+}
+
+static enum status open_rate(struct ring *ring)
+{
+    struct rate_test *test = new (std::nothrow) rate_test{};
+    TRY(ALLOCATED(test, "out of memory"));
+    enum status status = read_images(ring, test);
+    if (status == STATUS_OK)
+        ring->rate = test;
+    else
+        close_rate(test);
+    return status;
+}
+
+enum status ring_decode_rate(struct ring *ring, double *bytes_per_s)
+{
+    if (!ring->rate)
+        TRY(open_rate(ring));
+    ring->rate->time_s = 0;
+    ring->rate->bytes = 0;
+    *bytes_per_s = NAN;
+    if (ring->rate->count == 0) /* all chosen files are broken */
+        return STATUS_OK;
+    next_batch(ring, ring->rate);
+    TRY(delivery_each(&ring->delivery, time_batch));
+    *bytes_per_s = (double)ring->rate->bytes / ring->rate->time_s;
+    return STATUS_OK;
 }
 
 void ring_decode_end(struct ring *ring)

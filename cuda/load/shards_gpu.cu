@@ -206,13 +206,13 @@ static enum status shards_gpu_run(void *state, uint64_t number, struct run_time 
 {
     const struct shards_gpu *shards = static_cast<const struct shards_gpu *>(state);
     const struct dataset *dataset = shards->dataset;
+    for (uint32_t f = 0; shards->pins && f < dataset->file_count; f++)
+        shards->mappings[f].copied = false;
     TRY(ring_run(state, number, time));
-    for (uint32_t f = 0; shards->pins && f < dataset->file_count; f++) {
+    for (uint32_t f = 0; shards->pins && f < dataset->file_count; f++)
         if (shards->mappings[f].copied && !has_its_pages(shards, f))
             return status_set(STATUS_FAILED, "%s/%s: the file was changed while it was copied to the GPU",
                               dataset->path, dataset->files[f].name);
-        shards->mappings[f].copied = false;
-    }
     return STATUS_OK;
 }
 

@@ -126,6 +126,9 @@ check_decoding() { # decoder: compares every pixel with a decoding on the CPU
     # Small chunks: the pixels of a chunk soon overwrite those of an earlier chunk.
     "${turn[@]}" check "$1: small chunks" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --augment --epochs 3 --chunk 16 \
         --ring 2 --batch 7 --shuffle 5 --threads 5
+    # Chunks as large as they get
+    "${turn[@]}" check "$1: large chunks, 1 thread" "$bench" "${options[@]}" --data "$dir/photos-shards" --out-res 33 --threads 1 --epochs 2
+    "${turn[@]}" check "$1: large chunks, 3 threads" "$bench" "${options[@]}" --data "$dir/photos-shards" --out-res 33 --threads 3 --shuffle 1000
     alone check "$1: while a training step runs" "$bench" "${options[@]}" --data "$dir/mixed-shards" --out-res 65 --epochs 2 --batch 31 \
         --compute 1 --threads 3
     "${turn[@]}" check "$1: broken images are skipped" "$bench" "${options[@]}" --data "$dir/torn-shards" --out-res 33 --on-error skip

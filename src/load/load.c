@@ -113,10 +113,9 @@ static const struct option_spec options[] = {
      .help = "buffers per thread, for the variants shards-gpu and gds"},
     {"chunk", "KIB", OPTION_COUNT, AT(chunk), .fallback = "2048", .minimum = 4, .maximum = 1 << 20,
      .column = COLUMN,
-     .help =
-         "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds. Without "
-         "--chunk, chunks of pinned shards have up to 8192 KiB, and chunks for the JPEG engines up to 256 "
-         "images"},
+     .help = "size of each read, and of each copy to the GPU, for the variants shards-gpu and gds. Without "
+             "--chunk, chunks of pinned shards have up to 8192 KiB, and chunks for the JPEG engines up "
+             "to 256 images"},
     {"rates-only", NULL, OPTION_FLAG, AT(rates_only),
      .help = "make only timed runs: the columns copy_bytes_per_s, copy_share, copy_share_error, cpu_cores, "
              "cpu_clock_hz, displacement, shards_per_batch and those of latencies stay empty. With --cache "

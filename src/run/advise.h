@@ -233,7 +233,7 @@ struct situation {
     double begin_s;          /* start of the measurements */
     const char *evict;       /* folder whose files leave the page cache after each epoch of a run, or NULL */
     struct advise_room room; /* free at the start of the measurements */
-    bool alone; /* a run failed while others waited, so runs no longer wait for their next turn */
+    bool alone;              /* a run failed, perhaps because of others that waited, so runs no longer wait */
     struct progress progress;
 };
 
@@ -284,8 +284,9 @@ enum status advise_run_child(const struct situation *situation, const char *work
 
 /* Continues a run of this program, or starts it if there is none, until `epochs` more epochs have ended. Then
  * it waits for the next call, or for advise_end(). After each epoch, evicts the files of situation->evict.
- * Reads the rows. After a failure, the run may have ended. STATUS_UNAVAILABLE also if it cannot be started or
- * is killed: other runs that wait may hold what it lacked. */
+ * Reads the rows. Before the last `counted` epochs, notes the energy and the time in `child`. After a
+ * failure, the run may have ended. STATUS_UNAVAILABLE also if it cannot be started or is killed: other runs
+ * that wait may hold what it lacked. */
 enum status advise_run_epochs(const struct situation *situation, const char *workload,
                               const struct arguments *arguments, uint64_t epochs, uint64_t counted,
                               struct advise_child *child, struct table *table);

@@ -293,7 +293,8 @@ static enum status run_epochs(const struct situation *situation, const struct ar
     return read_epochs(&table, count, measured);
 }
 
-/* Adds the energy of the epochs that were counted, if its error is small. */
+/* Adds the energy of the epochs that were counted, if its error is small. It includes that of the times
+ * between these epochs, in which files are evicted. */
 static void add_energy(const struct situation *situation, const struct measured *measured,
                        struct advise_pace *pace, struct advice *advice)
 {
