@@ -163,14 +163,23 @@ Test(advise, rounds_that_failed_do_not_count)
     expect_best(advice, 2, 1, "Disk (v)");
 }
 
+/* Sets three ways whose rates training runs measured. */
+static struct advice_question train_three(struct advice advice[3])
+{
+    struct advice_question question = five_ms;
+    question.estimated = false;
+    question.model = "cnn";
+    advice[0] = way("generating", ADVISE_GENERATED, 0);
+    advice[1] = way("disk", ADVISE_DISK, 0);
+    advice[2] = way("memory", ADVISE_MEMORY, 0);
+    return question;
+}
+
 /* A run of half the rate changes neither the rate of its way nor the verdict, and the details name it. */
 Test(advise, a_delayed_run_does_not_count)
 {
-    struct advice_question question = five_ms;
-    struct advice advice[3] = {way("generating", ADVISE_GENERATED, 0), way("disk", ADVISE_DISK, 0),
-                               way("memory", ADVISE_MEMORY, 0)};
-    question.estimated = false;
-    question.model = "cnn";
+    struct advice advice[3];
+    struct advice_question question = train_three(advice);
     for (size_t round = 0; round < 4; round++)
         for (size_t i = 0; i < 3; i++)
             advise_add(&question, &advice[i], NAN,
@@ -194,11 +203,8 @@ Test(advise, a_delayed_run_does_not_count)
  */
 Test(advise, a_way_that_was_dropped_is_slower)
 {
-    struct advice_question question = five_ms;
-    struct advice advice[3] = {way("generating", ADVISE_GENERATED, 0), way("disk", ADVISE_DISK, 0),
-                               way("memory", ADVISE_MEMORY, 0)};
-    question.estimated = false;
-    question.model = "cnn";
+    struct advice advice[3];
+    struct advice_question question = train_three(advice);
     for (size_t round = 0; round < 7; round++)
         for (size_t i = 0; i < 3; i++)
             if (i != 1 || round < 3)

@@ -86,6 +86,7 @@ Test(advise_rounds, a_signal_before_the_end_of_the_third_round_gives_no_verdict)
     cr_expect_eq(advise_with("SIGNAL_AT=9", "1000", &runs), 128 + SIGINT, "%d: %s", status, out);
     cr_expect_eq(runs, 9, "%zu", runs);
     cr_expect(!says("ndecided") && !says("Best here") && !says("rounds in"), "%s", out);
+    EXPECT_OUT("interrupted: no verdict, which needs 3 finished rounds\n");
     EXPECT_EXACTLY(0, "left:\n", "echo left: $(ls -A t)");
 }
 

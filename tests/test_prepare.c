@@ -680,6 +680,10 @@ Test(prepare, broken_images_are_copied_with_a_warning)
             strstr(out, "copied 1 broken image unchanged; remove it from the source") &&
             strstr(out, "Only the headers of unchanged images are checked; to check all pixels: fdsl-bench "),
         "%s", out);
+    EXPECT(0, "mkdir o && cp a/not-imagefolder/000/000003.* o && : > o/000003.mask.png && "
+              "$P --prepare p --from dataset --source o --member all");
+    cr_assert(strstr(out, "o/000003.png: sample '000003': its member 'mask.png': the image is empty"), "%s",
+              out);
     EXPECT(0, "for i in 0 1 2 4 5 6 7 8 9; do echo no > m/00000$i.png; done; "
               "$P --prepare c --from dataset --source m --store files && cmp m/000004.png "
               "c/not-imagefolder/000/000004.png");

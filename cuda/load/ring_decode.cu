@@ -20,8 +20,10 @@
 
 /* nvJPEG needs about as long per image in small batches, but passing the turn to another thread takes about
  * 0.1 ms per batch (docs/notes/load.md). */
-#define ENGINE_IMAGES      256
-#define ENGINE_CHUNK_BYTES (UINT64_C(64) << 20) /* maximum without --chunk */
+#define ENGINE_IMAGES 256
+/* Without --chunk, limits the sum of one chunk per thread, whose pixels take up to PIXELS_PER_BYTE times as
+ * much GPU memory. */
+#define ENGINE_BYTES (UINT64_C(64) << 20)
 
 /* ---- Room ---- */
 
@@ -54,12 +56,13 @@ enum status ring_decode_begin(struct ring *ring, const struct load *load, uint64
     /* The files of most batches have less than 9/8 of the mean size. */
     const uint64_t batch_bytes =
         ENGINE_IMAGES * align_to(load->dataset->bytes / load->dataset->sample_count * 9 / 8, PIECE_ALIGNMENT);
+    const uint64_t most_bytes = ENGINE_BYTES / ring->delivery.workers;
     TRY(image_decoder_open(&ring->decoder, (enum decoder)load->given->decoder));
     ring->delivery.tolerance = image_decoder_tolerance(ring->decoder.kind);
     ring->delivery.result.decoder = decoder_names[ring->decoder.kind];
     if (ring->decoder.kind == DECODER_HARDWARE)
         *chunk_bytes = load_large_chunk(load, (int)ring->delivery.workers,
-                                        batch_bytes < ENGINE_CHUNK_BYTES ? batch_bytes : ENGINE_CHUNK_BYTES);
+                                        batch_bytes < most_bytes ? batch_bytes : most_bytes);
     return STATUS_OK;
 }
 

@@ -692,6 +692,8 @@ static void check_images(struct job *job, uint64_t number, const struct source_s
         if (status == STATUS_OK && sample->broken)
             status = image_decode(format, member->bytes, member->size, &job->scratch, &image, &is_image);
         if (status == STATUS_FAILED && job->broken++ < BROKEN_TOLD) {
+            if (m != shown) /* the location is that of the image */
+                status = status_prefix(status, "its member '%s'", member->extension);
             job->source->locate(job->state, number, status);
             status_warn_own("copied a broken image: %s", status_text());
         }

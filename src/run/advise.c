@@ -717,6 +717,10 @@ static enum status play(struct situation *situation, struct contender *contender
             status_warn("interrupted: the verdict is that of the %zu finished rounds", round);
             return STATUS_OK;
         }
+        if (status != STATUS_OK && file_signal_held()) {
+            progress_clear(&situation->progress);
+            status_warn("interrupted: no verdict, which needs %d finished rounds", ADVISE_ROUNDS_MIN);
+        }
         question->took_s = timer_now_s() - situation->begin_s;
         /* How long the next round will probably take; 0 if nothing is left to be measured. */
         double next_s = 0;
