@@ -3,8 +3,9 @@
  * any order. In 16 bits, the outputs and the gradients of inputs are the exact sums, rounded once. So any
  * difference is an error, such as a wrong index or a missing barrier, and no tolerance can hide it. Tests
  * convolutions and linear layers of odd sizes: their outputs, and the gradients of their inputs and
- * parameters, in both orders of axes, and with gradients of inputs in the memory of the inputs. make
- * check-gpu runs this program.
+ * parameters, in both orders of axes, and with gradients of inputs in the memory of the inputs. Also
+ * compares GELU and its derivative with their definition in double precision. make check-gpu runs this
+ * program.
  *
  *     gpu_tensor [--short]   --short: only small batches
  *
@@ -15,6 +16,7 @@
 #include "machine/device.h"
 #include "train/multiply.cuh"
 #include "train/network.cuh"
+#include "train/vit/fragments.cuh"
 
 #define LARGEST     3
 #define SHORT_BATCH 9
@@ -237,6 +239,57 @@ static int run(const struct trial *trial)
     return failures;
 }
 
+/* ---- GELU ---- */
+
+#define PATTERNS 0x10000u /* of 16 bits */
+
+/* Computes GELU of all bf16 and then of all fp16 numbers. */
+static __global__ void gelu_patterns(float *inputs, struct gelu_pair *pairs, float *alone)
+{
+    const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    const uint16_t bits = (uint16_t)i;
+    inputs[i] =
+        i < PATTERNS ? __bfloat162float(__ushort_as_bfloat16(bits)) : __half2float(__ushort_as_half(bits));
+    pairs[i] = gelu_both(inputs[i]);
+    alone[i] = gelu(inputs[i]);
+}
+
+/* Prints a line. Returns the number of values with too large errors. */
+static int run_gelu(void)
+{
+    const uint32_t count = 2 * PATTERNS;
+    float *inputs, *alone;
+    struct gelu_pair *pairs;
+    double most[3] = {}; /* absolute error, relative error from -3 to 0, absolute error of the derivative */
+    int failures = 0;
+    must(cudaMallocManaged(&inputs, count * sizeof *inputs));
+    must(cudaMallocManaged(&alone, count * sizeof *alone));
+    must(cudaMallocManaged(&pairs, count * sizeof *pairs));
+    gelu_patterns<<<count / 256, 256>>>(inputs, pairs, alone);
+    must(cudaGetLastError());
+    must(cudaDeviceSynchronize());
+    for (uint32_t i = 0; i < count; i++) {
+        const double x = inputs[i], share = erfc(-x * sqrt(0.5)) / 2;
+        if (!isfinite(x))
+            continue;
+        /* Rounding, and values below the normal ones, are no errors of the formula. */
+        const double error = fmax(0, fabs(pairs[i].value - x * share) - fabs(x * share) * 0x1p-22);
+        const double relative = x < -1e-30 && x >= -3 ? error / -(x * share) : 0;
+        const double slope = fabs(pairs[i].slope - share - x * exp(-x * x / 2) / sqrt(2 * M_PI));
+        failures += !(error < 3.2e-6 && relative < 2.5e-4 && slope < 4e-5 && alone[i] == pairs[i].value);
+        most[0] = fmax(most[0], error);
+        most[1] = fmax(most[1], relative);
+        most[2] = fmax(most[2], slope);
+    }
+    printf(
+        "%s  gelu: errors of at most %.2g, relative ones of %.2g from -3 to 0, and %.2g of the derivative; "
+        "%d of %u values are wrong\n",
+        failures ? "FAILED" : "ok    ", most[0], most[1], most[2], failures, count);
+    for (void *memory : {(void *)inputs, (void *)alone, (void *)pairs})
+        must(cudaFree(memory));
+    return failures;
+}
+
 int main(int argc, char **argv)
 {
     int failures = 0;
@@ -246,6 +299,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "gpu_tensor: %s\n", status_text());
         return 4;
     }
+    failures += run_gelu();
     for (const struct trial &trial : trials)
         if (!brief || trial.batch <= SHORT_BATCH)
             failures += run(&trial);

@@ -131,6 +131,8 @@ enum status vit_column_sums(const T *values, uint32_t rows, uint32_t width, floa
 
 #define SUM_COLUMNS 8 /* 32 adjacent bytes, the smallest unit of a read */
 
+#define SUM_LOADS   8 /* parts that a thread loads at a time: the latency of loads limits the speed */
+
 /* With few parts, a thread adds up all parts of 4 adjacent columns. */
 static __host__ __device__ __forceinline__ bool has_few(const struct vit_sum &sum)
 {
@@ -150,10 +152,16 @@ static __device__ __forceinline__ void add_few(const struct vit_sum &of, uint32_
     float4 sum = {0, 0, 0, 0};
     if (4 * group >= of.columns)
         return;
-#pragma unroll 8
-    for (uint32_t part = 0; part < of.parts; part++) {
-        const float4 more = reinterpret_cast<const float4 *>(of.partial + (size_t)part * of.columns)[group];
-        sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+    for (uint32_t first = 0; first < of.parts; first += SUM_LOADS) {
+        float4 more[SUM_LOADS] = {};
+#pragma unroll
+        for (uint32_t i = 0; i < SUM_LOADS; i++)
+            if (first + i < of.parts)
+                more[i] =
+                    reinterpret_cast<const float4 *>(of.partial + (size_t)(first + i) * of.columns)[group];
+#pragma unroll
+        for (const float4 &part : more)
+            sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
     }
     if (of.result[0])
         reinterpret_cast<float4 *>(of.result[0])[group] = sum;
@@ -176,10 +184,18 @@ static __global__ void __launch_bounds__(BLOCK) sums_kernel(const struct vit_sum
     const uint32_t own = threadIdx.x % SUM_COLUMNS, columns = of.results * of.columns;
     const uint32_t column = block * SUM_COLUMNS + own;
     float sum = 0;
-#pragma unroll 4
-    for (uint32_t part = threadIdx.x / SUM_COLUMNS; column < columns && part < of.parts;
-         part += BLOCK / SUM_COLUMNS)
-        sum += of.partial[(size_t)part * columns + column];
+    constexpr uint32_t APART = BLOCK / SUM_COLUMNS;
+    for (uint32_t first = threadIdx.x / SUM_COLUMNS; column < columns && first < of.parts;
+         first += SUM_LOADS * APART) {
+        float more[SUM_LOADS] = {};
+#pragma unroll
+        for (uint32_t i = 0; i < SUM_LOADS; i++)
+            if (first + i * APART < of.parts)
+                more[i] = of.partial[(size_t)(first + i * APART) * columns + column];
+#pragma unroll
+        for (float part : more)
+            sum += part;
+    }
     for (int apart = SUM_COLUMNS; apart < 32; apart *= 2)
         sum += __shfl_xor_sync(~0u, sum, apart);
     if (threadIdx.x % 32 < SUM_COLUMNS)

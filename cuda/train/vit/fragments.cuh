@@ -38,44 +38,42 @@ static __device__ __forceinline__ void sum_columns(const float sums[N / 2], floa
 
 /* ---- GELU ---- */
 
-/* GELU is x P(x), where P is the cumulative distribution function of the standard normal distribution. For a
- * value of size |x|, `tail` is 1 - P(|x|), and `density` is the density. P is computed by formula 26.2.17 of
- * Abramowitz and Stegun, "Handbook of Mathematical Functions". Its absolute error is below 7.5e-8, far less
- * than the rounding of bf16 or fp16. */
-struct normal {
-    float tail, density;
-};
-
-static __device__ __forceinline__ struct normal normal_at(float x)
+/* GELU is x P(x), where P is the cumulative distribution function of the standard normal distribution. The
+ * tail at a = |x| is 1 - P(a) = 2^p(a), and the tail minus a times the density is 2^p(a) r(a). The
+ * polynomials p and r have the least maximum error for a up to 5, weighted with about the tail (found by
+ * linear programming). GELU has an absolute error below 3.2e-6, and a relative one below 2.5e-4 down to -3,
+ * and 1.5e-3 down to -5; its derivative has an absolute error below 4e-5. All are less than the rounding of
+ * bf16 or fp16. Beyond 5, p falls faster than the logarithm of the tail, so both tend to 0. */
+static __device__ __forceinline__ float normal_tail(float a)
 {
-    float t, density;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(fabsf(x), 0.2316419f, 1.0f)));
-    /* exp(-x^2 / 2) / sqrt(2 pi), as a power of 2 */
-    asm("ex2.approx.ftz.f32 %0, %1;"
-        : "=f"(density)
-        : "f"(fmaf(x * x, -0.72134752044448170368f, -1.3257480647361592f)));
-    float tail = fmaf(t, 1.330274429f, -1.821255978f);
-    tail = fmaf(tail, t, 1.781477937f);
-    tail = fmaf(tail, t, -0.356563782f);
-    tail = fmaf(tail, t, 0.319381530f);
-    return {tail * t * density, density};
+    float tail = fmaf(a, -3.6854556e-4f, 6.3569657e-3f);
+    tail = fmaf(tail, a, -5.0145648e-2f);
+    tail = fmaf(tail, a, -0.46151119f);
+    tail = fmaf(tail, a, -1.1503395f);
+    tail = fmaf(tail, a, -1.0000426f);
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(tail) : "f"(tail));
+    return tail;
 }
 
 static __device__ __forceinline__ float gelu(float x)
 {
-    return fmaf(-fabsf(x), normal_at(x).tail, fmaxf(x, 0));
+    return fmaf(-fabsf(x), normal_tail(fabsf(x)), fmaxf(x, 0));
 }
 
-/* GELU and its derivative: P(x) + x times the density at x. */
+/* GELU and its derivative. */
 struct gelu_pair {
     float value, slope;
 };
 
 static __device__ __forceinline__ struct gelu_pair gelu_both(float x)
 {
-    const struct normal normal = normal_at(x);
-    const float below = x > 0 ? 1 - normal.tail : normal.tail;
-    return {x * below, fmaf(x, normal.density, below)};
+    const float a = fminf(fabsf(x), 16); /* the tail is 0 there; r would overflow later */
+    const float tail = normal_tail(a);
+    float r = fmaf(a, 1.1346414e-2f, -9.4142526e-2f);
+    r = fmaf(r, a, -0.64601988f);
+    r = fmaf(r, a, -0.79609716f);
+    r = fmaf(r, a, 0.99995935f);
+    return {fmaf(-fabsf(x), tail, fmaxf(x, 0)), 0.5f + copysignf(fmaf(-tail, r, 0.5f), x)};
 }
 
 #endif

@@ -7,7 +7,8 @@
  * A warpgroup has the HEIGHT rows of a group, and goes through the hidden values in chunks of CHUNK columns.
  * A block of GROUPS warpgroups shares the weights of a chunk, which come through a ring of stages. The
  * warpgroups do not wait for each other: while one computes GELU, another one multiplies. A block processes
- * every gridDim.x-th set of GROUPS groups. */
+ * every gridDim.x-th set of GROUPS groups. Backward, the second warpgroup begins each set when the first one
+ * has ended its first GELU: at equal times, both would multiply, and then both compute GELU. */
 #include <cuda.h>
 
 #include "common/check.cuh"
@@ -303,7 +304,7 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
 template <int TILES, int GROUPS> struct back_memory {
     tile_row rows[GROUPS][TILES][HEIGHT], deltas[GROUPS][TILES][HEIGHT];
     struct mlp_ring<TILES, BACK_STAGES> ring;
-    uint64_t loaded[GROUPS];
+    uint64_t loaded[GROUPS], begun; /* `begun`: the first warpgroup has ended its first GELU of a set */
     alignas(1024) tile_row staged[GROUPS][HEIGHT];
     struct {
         float columns[2][4][CHUNK], totals[HIDDEN_MAX];
@@ -434,6 +435,7 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         open_ring(ring, GROUPS);
         for (int i = 0; i < GROUPS; i++)
             barrier_init(&memory->loaded[i], 2);
+        barrier_init(&memory->begun, 1);
         bulk_fence();
     }
     for (uint32_t i = threadIdx.x; i < sizeof memory->sums / sizeof(float); i += blockDim.x)
@@ -463,6 +465,8 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
         load_group(rows, &plan.inputs, own, loaded);
         load_group(out_deltas, &plan.out_deltas, own, loaded);
         barrier_wait(loaded, 0);
+        if (group > 0)
+            barrier_wait(&memory->begun, set / gridDim.x % 2);
         for (uint32_t chunk = 0; chunk < plan.chunks; chunk++) {
             const struct mlp_weights<TILES> *weights = &ring->weights[turn.stage];
             float hidden[CHUNK / 2], deltas[CHUNK / 2];
@@ -492,6 +496,8 @@ static __global__ void __launch_bounds__(128 * GROUPS + 128, 1)
             }
             activate_back<T>(hidden, deltas, staged, words);
             write_staged(staged, &plan.active, chunk * CHUNK, first + row);
+            if (chunk == 0 && threadIdx.x == 0)
+                barrier_arrive(&memory->begun);
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < CHUNK / 16; step++)
