@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <strings.h>
+#include <sys/resource.h>
 
 #include "load/stream_run.h"
 #include "train/feed.h"
@@ -415,6 +416,32 @@ Test(load_stream, planted_faults_are_found)
     }
 }
 
+/* Threads compare samples. If several cannot be read, the first one is reported, whichever thread had it. */
+Test(load_stream, the_first_sample_that_cannot_be_compared_is_reported)
+{
+    struct job job;
+    uint64_t wrong;
+    struct rlimit files;
+    make_digits();
+    open_in(&job, "f", "--decode --batch 60", (struct partition){.ranks = 1});
+    start_with(&job, 4);
+    run_well(&job, 0);
+    struct stream_run *run = job.state;
+    const struct dataset *dataset = run->load->dataset;
+    const struct dataset_sample *first = &dataset->samples[run->batch.numbers[0]];
+    const char *name = dataset->files[dataset->members[first->member].file].name;
+    cr_assert(getrlimit(RLIMIT_NOFILE, &files) == 0);
+    for (int i = 0; i < 50; i++) {
+        cr_assert(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, files.rlim_max}) == 0);
+        const enum status status = stream_run_verify(run, &wrong);
+        cr_assert(setrlimit(RLIMIT_NOFILE, &files) == 0);
+        cr_expect(status == STATUS_EXHAUSTED && strstr(status_text(), name), "%s: %s", name, status_text());
+    }
+    must(stream_run_verify(run, &wrong));
+    cr_expect_eq(wrong, 0);
+    close_job(&job);
+}
+
 /* ---- Batches that are not in host memory ---- */
 
 /* A stream whose batches only stream_run_type.copy() can read, as if they were on a device. */
@@ -491,12 +518,13 @@ static enum status change_on_device(struct stream_run *run)
                           .height = request->height,
                           .width = request->width,
                           .type = DTYPE_U8};
+    FREED uint8_t *scratch = malloc(2 * run->sample_bytes);
     free(device.changed);
     device.changed = malloc(run->batch.samples.bytes);
     for (uint32_t i = 0; i < run->batch.samples.count; i++) {
         image.pixels = device.values + i * run->sample_bytes;
-        image_output_store(&run->output, &image, (uint32_t)run->batch.epoch, run->batch.numbers[i],
-                           run->changed, device.changed + i * run->sample_bytes);
+        image_output_store(&run->output, &image, (uint32_t)run->batch.epoch, run->batch.numbers[i], scratch,
+                           device.changed + i * run->sample_bytes);
         if (i < device.missed)
             memcpy(device.changed + i * run->sample_bytes, image.pixels, run->sample_bytes);
     }

@@ -72,7 +72,7 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     delivery->load = load;
     delivery->device = resources->device;
     CUDA_TRY(cudaSetDevice(delivery->device));
-    delivery->workers = workers;
+    delivery->failed = delivery->workers = workers;
     delivery->result.number = UINT64_MAX;
     struct order_plan plan = load_plan(load, (int)workers);
     plan.keyed = keyed;
@@ -81,6 +81,10 @@ enum status delivery_begin(struct delivery *delivery, const struct resources *re
     delivery->fit.unscaled = true;
     TRY(arrays_open(load->dataset, load->given->decode ? &load->fit : NULL, packed, &delivery->arrays));
     delivery->convert = delivery_convert(delivery, 0);
+    for (uint32_t c = 0; load->given->decode && c < delivery->fit.channels; c++) {
+        const struct convert convert = delivery_convert(delivery, c);
+        pixel_values_set(&delivery->pixel_values[c], &convert);
+    }
     delivery->slot_bytes = delivery->arrays.value_count * convert_value_bytes(&delivery->convert);
     delivery->stride = (delivery->slot_bytes + UNPACK_ALIGNMENT - 1) / UNPACK_ALIGNMENT * UNPACK_ALIGNMENT;
     return STATUS_OK;
@@ -231,16 +235,19 @@ static enum status hand_over(struct delivery *delivery)
     return STATUS_OK;
 }
 
-static void give_up(struct delivery *delivery)
+/* Stops the other workers. */
+static void give_up(const struct output_queue *queue)
 {
+    struct delivery *delivery = queue->delivery;
     std::lock_guard<std::mutex> guard(delivery->lock);
-    delivery->failed = true;
+    if (!queue->stopped && queue->number < delivery->failed)
+        delivery->failed = queue->number;
     delivery->changed.notify_all();
 }
 
 enum status queue_check_failed(struct output_queue *queue)
 {
-    if (!queue->delivery->failed)
+    if (!delivery_failed(queue->delivery))
         return STATUS_OK;
     queue->stopped = true;
     return status_set(STATUS_FAILED, "another thread failed to read its samples");
@@ -253,7 +260,7 @@ static enum status await_handed(struct output_queue *queue, const struct batch_b
 {
     struct delivery *delivery = queue->delivery;
     std::unique_lock<std::mutex> guard(delivery->lock);
-    delivery->changed.wait(guard, [&] { return buffer->handed || delivery->failed; });
+    delivery->changed.wait(guard, [&] { return buffer->handed || delivery_failed(delivery); });
     *ended = delivery->steps - buffer->step > CONSUMER_STEPS_AHEAD;
     return buffer->handed ? STATUS_OK : queue_check_failed(queue);
 }
@@ -508,7 +515,7 @@ static void work(struct output_queue *queue, enum status (*read)(struct output_q
     if (status == STATUS_OK)
         return;
     queue->failure = status_save(status); /* messages are per thread */
-    give_up(queue->delivery);
+    give_up(queue);
 }
 
 /* Waits until the device is idle, because the caller will free the memory. Returns the failure of one worker.
@@ -546,7 +553,7 @@ static enum status begin_run(struct delivery *delivery, uint64_t number)
 {
     const struct load *load = delivery->load;
     CUDA_TRY(cudaSetDevice(delivery->device));
-    delivery->failed = false;
+    delivery->failed = delivery->workers;
     delivery->next = 0;
     for (uint32_t w = 0; w < delivery->workers; w++) {
         uint32_t begin, end;
@@ -729,22 +736,6 @@ static enum status check_array(struct output_queue *queue, uint32_t number, cons
     return STATUS_OK;
 }
 
-/* Returns whether value `i` of a slot is the conversion of a byte that differs from `pixel` by at most
- * `tolerance`. */
-static bool is_near(const struct convert *convert, const uint8_t *slot, uint64_t i, uint8_t pixel,
-                    uint32_t tolerance)
-{
-    uint32_t bytes = convert_value_bytes(convert);
-    int from = (int)pixel - (int)tolerance, to = (int)pixel + (int)tolerance;
-    for (int value = from < 0 ? 0 : from; value <= (to > 255 ? 255 : to); value++) {
-        uint8_t stored[sizeof(float)] = {(uint8_t)value}, converted[sizeof(float)];
-        convert_one(convert, stored, 0, converted);
-        if (memcmp(slot + i * bytes, converted, bytes) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* Compares a slot with an image that the CPU decodes. */
 static enum status check_picture(struct output_queue *queue, uint32_t number, uint32_t epoch,
                                  const uint8_t *slot, bool *right)
@@ -764,18 +755,9 @@ static enum status check_picture(struct output_queue *queue, uint32_t number, ui
                              load->dataset->samples[number].key);
     bool flip = load->given->augment &&
                 draw_move(&load->augmentation.move, load->augmentation.seed, epoch, number).flip;
-    uint64_t res = delivery->fit.res, channels = delivery->fit.channels;
-    *right = true;
-    for (uint32_t c = 0; c < channels; c++) {
-        const struct convert convert = delivery_convert(delivery, c);
-        for (uint64_t y = 0; y < res; y++)
-            for (uint64_t x = 0; x < res; x++) {
-                uint64_t i =
-                    load->given->interleaved ? (y * res + x) * channels + c : (c * res + y) * res + x;
-                uint8_t pixel = image.pixels[(y * res + (flip ? res - 1 - x : x)) * channels + c];
-                *right &= is_near(&convert, slot, i, pixel, tolerance);
-            }
-    }
+    const struct pixels pixels = {image.pixels, delivery->fit.channels, delivery->fit.res, delivery->fit.res};
+    const struct pixel_form form = {delivery->pixel_values, load->given->interleaved != 0, flip};
+    *right = pixels_match(&pixels, &form, tolerance, slot);
     return STATUS_OK;
 }
 
@@ -813,18 +795,22 @@ static enum status check_slot(struct output_queue *queue, uint32_t first, uint32
     return STATUS_OK;
 }
 
-/* Checks a group of slots. Counts correct samples in load->control->seen. */
+/* Checks a group of slots. Adds the number of wrong ones to check.wrong. Counts correct samples in
+ * load->control->seen, if it is set. */
 static enum status check_group(struct output_queue *queue, uint32_t first, uint32_t count)
 {
+    uint8_t *seen = queue->delivery->load->control->seen;
     TRY(copy_group(queue, first, count));
-    for (uint32_t i = 0; i < count; i++)
-        if (queue->held[first + i] != DELIVERY_LOST) {
-            uint8_t *seen = &queue->delivery->load->control->seen[queue->held[first + i]];
-            bool right;
-            TRY(check_slot(queue, first, i, &right));
-            if (right && __atomic_load_n(seen, __ATOMIC_RELAXED) < 255)
-                __atomic_fetch_add(seen, 1, __ATOMIC_RELAXED);
-        }
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t number = queue->held[first + i];
+        bool right = false;
+        if (number == DELIVERY_LOST)
+            continue;
+        TRY(check_slot(queue, first, i, &right));
+        queue->check.wrong += !right;
+        if (right && seen && __atomic_load_n(&seen[number], __ATOMIC_RELAXED) < 255)
+            __atomic_fetch_add(&seen[number], 1, __ATOMIC_RELAXED);
+    }
     return STATUS_OK;
 }
 
@@ -838,25 +824,49 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
     return STATUS_OK;
 }
 
-#define LOOKED_AT 4096 /* maximum number of slots to check per worker; checking one takes about 50 µs */
+#define LOOKED_AT    4096 /* approximate maximum number of slots to check per worker */
+#define LOOKED_GROUP 16   /* these slots are in groups of this size: fewer copies, but still spread */
+
+/* Checks the slots from `first` to `end` - 1 that hold samples. Does not copy the others, which may be
+ * uninitialised. */
+static enum status check_held(struct output_queue *queue, uint32_t first, uint32_t end)
+{
+    for (uint32_t next; first < end; first = next) {
+        const bool lost = queue->held[first] == DELIVERY_LOST;
+        for (next = first + 1; next < end && (queue->held[next] == DELIVERY_LOST) == lost;)
+            next++;
+        if (!lost)
+            TRY(check_group(queue, first, next - first));
+    }
+    return STATUS_OK;
+}
+
+/* Checks groups of a worker's slots, evenly spaced if not all slots are checked. A failure stops the workers
+ * with higher numbers only, so that which failure is reported does not depend on timing. */
+static enum status verify_slots(struct output_queue *queue)
+{
+    const struct delivery *delivery = queue->delivery;
+    const uint32_t slots = delivery->slots, most = group_slots(delivery);
+    const uint32_t group = most < LOOKED_GROUP ? most : LOOKED_GROUP;
+    const uint64_t step = (uint64_t)group * ((slots + LOOKED_AT - 1) / LOOKED_AT);
+    TRY(room_to_verify(queue));
+    queue->check.wrong = 0;
+    for (uint64_t first = 0; first < slots; first += step) {
+        const uint64_t end = first + group;
+        if (delivery->failed < queue->number)
+            return queue_check_failed(queue);
+        TRY(check_held(queue, (uint32_t)first, end < slots ? (uint32_t)end : slots));
+    }
+    return STATUS_OK;
+}
 
 enum status delivery_verify_slots(void *state, uint64_t *wrong)
 {
     struct delivery *delivery = static_cast<struct delivery *>(state);
-    uint32_t step = (delivery->slots + LOOKED_AT - 1) / LOOKED_AT;
     *wrong = 0;
     CUDA_TRY(cudaSetDevice(delivery->device));
-    for (uint32_t w = 0; w < delivery->workers; w++) {
-        struct output_queue *queue = &delivery->queues[w];
-        TRY(room_to_verify(queue));
-        for (uint32_t i = 0; i < delivery->slots; i += step) {
-            bool right = true;
-            if (queue->held[i] != DELIVERY_LOST) {
-                TRY(copy_group(queue, i, 1));
-                TRY(check_slot(queue, i, 0, &right));
-            }
-            *wrong += !right;
-        }
-    }
+    TRY(delivery_each(delivery, verify_slots));
+    for (uint32_t w = 0; w < delivery->workers; w++)
+        *wrong += delivery->queues[w].check.wrong;
     return STATUS_OK;
 }

@@ -22,6 +22,7 @@
 #include "load/arrays.h"
 #include "data/plain_reader.h"
 #include "load/input.h"
+#include "load/pixels.h"
 #include "load/verifier.h"
 #include "load/unpack.cuh"
 
@@ -40,13 +41,15 @@ struct batch_buffer {
     bool handed;       /* the consumer has received the batch; protected by the delivery's lock */
 };
 
-/* Host memory for --verify. `tensor`, `labels` and `hashes` are copies of a group of slots. */
+/* Memory of a worker for --verify. `tensor`, `labels` and `hashes` are copies of a group of slots in host
+ * memory. */
 struct delivery_check {
     uint8_t *tensor;
     int32_t *labels;
     uint64_t *hashes;
     uint8_t *wanted, *read; /* `wanted`: expected values of one slot; `read`: bytes of one member */
     struct image_scratch scratch;
+    uint64_t wrong; /* number of wrong slots that delivery_verify_slots() found */
 };
 
 /* The output queue of one worker. It receives the samples of the worker's share. */
@@ -91,8 +94,9 @@ struct delivery {
     uint32_t workers, slots, buffers; /* `slots` and `buffers` are numbers per worker */
     uint64_t stride, slot_bytes;      /* bytes from slot to slot; bytes of values per slot */
     struct convert convert;
-    struct image_fit fit; /* with --decode: how images are decoded */
-    uint32_t tolerance;   /* with --decode: see image_decoder_tolerance() */
+    struct image_fit fit;                                   /* with --decode: how images are decoded */
+    uint32_t tolerance;                                     /* with --decode: see image_decoder_tolerance() */
+    struct pixel_values pixel_values[AUGMENT_CHANNELS_MAX]; /* with --decode: per channel */
     struct arrays arrays;
     struct array_sample *samples; /* copy of arrays.samples on the device */
     struct output_queue *queues;
@@ -108,7 +112,8 @@ struct delivery {
     uint64_t *left;                  /* per worker: batches not yet passed to the consumer in this run */
     uint32_t next;                   /* worker whose turn it is */
     uint64_t steps;                  /* batches passed to the consumer so far */
-    std::atomic<bool> failed;        /* a worker has failed, so the others stop */
+    /* The lowest number of a worker that has failed, so that the others stop; `workers` if there is none. */
+    std::atomic<uint32_t> failed;
 
     /* The threads of all workers but the first. They start in the first run, which warms up, and wait between
      * runs, because starting 15 threads takes a noticeable part of a run of 10 ms. */
@@ -175,6 +180,12 @@ struct convert delivery_convert(const struct delivery *delivery, uint32_t channe
 /* Returns the arguments of unpack_launch(). The caller adds the samples to unpack. */
 struct unpack queue_job(const struct output_queue *queue);
 
+/* Returns whether a worker has failed. */
+static inline bool delivery_failed(const struct delivery *delivery)
+{
+    return delivery->failed < delivery->workers;
+}
+
 /* Returns STATUS_FAILED if another worker has failed. Call before each chunk, so that workers stop soon. */
 enum status queue_check_failed(struct output_queue *queue);
 
@@ -195,8 +206,8 @@ enum status queue_check(struct output_queue *queue, uint32_t slot, uint32_t coun
 /* Frees the buffers and zeroes the struct. */
 void delivery_check_free(struct delivery_check *check);
 
-/* Implements verify_slots() of struct load_traits: counts slots with wrong values, labels or hashes. Checks
- * at most a few thousand slots per worker. */
+/* Implements verify_slots() of struct load_traits: counts slots with wrong values, labels or hashes. Each
+ * worker checks at most a few thousand of its slots, in its own thread. */
 enum status delivery_verify_slots(void *state, uint64_t *wrong);
 
 /* Takes the lock if there is a consumer. Without a consumer, no worker accesses another worker's state. */

@@ -479,7 +479,7 @@ static enum status end_share(struct ring_worker *worker, struct ring_share *shar
     if (delivery->load->control->consumer) {
         std::unique_lock<std::mutex> guard(delivery->lock);
         delivery->changed.wait(
-            guard, [&] { return (share->in_flight == 0 && !share->claimed) || delivery->failed; });
+            guard, [&] { return (share->in_flight == 0 && !share->claimed) || delivery_failed(delivery); });
         TRY(queue_check_failed(worker->queue));
     }
     end_epoch(share);

@@ -1,21 +1,27 @@
 #include "load/stream_run.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
+#include "core/parallel.h"
 #include "core/timer.h"
 #include "data/remote.h"
 
 /* ---- The reference ---- */
 
-static enum status reference_open(const struct load *load, size_t sample_bytes, size_t mask_bytes,
-                                  struct stream_reference *reference)
+/* Allocates the memory of a thread, unless it exists. */
+static enum status reference_open(const struct stream_run *run, struct stream_reference *reference)
 {
-    reference->plain = (struct plain){.dataset = load->dataset, .fd = -1};
-    reference->values = malloc(sample_bytes + 1);
-    reference->mask = malloc(mask_bytes + 1);
-    return ALLOCATED(reference->values && reference->mask, "out of memory for a sample");
+    if (reference->values)
+        return STATUS_OK;
+    reference->plain = (struct plain){.dataset = run->load->dataset, .fd = -1};
+    reference->values = malloc((run->changes ? 4 : 1) * run->sample_bytes + run->mask_bytes + 1);
+    TRY(ALLOCATED(reference->values, "out of memory for a sample"));
+    reference->mask = reference->values + run->sample_bytes;
+    reference->changed = reference->mask + run->mask_bytes;
+    return STATUS_OK;
 }
 
 static void reference_close(struct stream_reference *reference)
@@ -25,8 +31,6 @@ static void reference_close(struct stream_reference *reference)
     image_scratch_close(&reference->scratch);
     free(reference->bytes);
     free(reference->values);
-    free(reference->mask);
-    *reference = (struct stream_reference){0};
 }
 
 /* Reads a member into reference->bytes. STATUS_FAILED if this is impossible. */
@@ -114,9 +118,10 @@ static enum status show_batch(struct stream_run *run, struct shown *shown)
     return run->type->copy(run, run->copied, run->copied + values, decoded);
 }
 
-/* Returns whether the values of a sample are those that follow from its decoded bytes. */
-static bool changed_alike(const struct stream_run *run, uint32_t number, const uint8_t *decoded,
-                          const uint8_t *values)
+/* Returns whether the values of a sample are those that follow from its decoded bytes. `changed` is memory of
+ * three samples. */
+static bool changed_alike(const struct stream_run *run, uint32_t number, uint8_t *changed,
+                          const uint8_t *decoded, const uint8_t *values)
 {
     const struct set_stream_request *request = &run->request;
     const struct image image = {.channels = request->channels,
@@ -125,34 +130,34 @@ static bool changed_alike(const struct stream_run *run, uint32_t number, const u
                                 .width = request->width,
                                 .type = DTYPE_U8,
                                 .pixels = decoded};
-    uint8_t *expected = run->changed + 2 * run->sample_bytes;
-    image_output_store(&run->output, &image, (uint32_t)run->batch.epoch, number, run->changed, expected);
+    uint8_t *expected = changed + 2 * run->sample_bytes;
+    image_output_store(&run->output, &image, (uint32_t)run->batch.epoch, number, changed, expected);
     return memcmp(values, expected, run->sample_bytes) == 0;
 }
 
 /* Compares the values of a sample. If the device may have decoded it, its bytes may differ a little.
  * `decoded` has the bytes before they were changed, or is NULL. */
-static bool same_values(const struct stream_run *run, uint32_t number, const uint8_t *decoded,
-                        const uint8_t *values)
+static bool same_values(const struct stream_run *run, const struct stream_reference *reference,
+                        uint32_t number, const uint8_t *decoded, const uint8_t *values)
 {
-    const uint8_t *expected = run->reference.values;
-    if (run->changes && !changed_alike(run, number, decoded ? decoded : expected, values))
+    const uint8_t *expected = reference->values;
+    if (run->changes && !changed_alike(run, number, reference->changed, decoded ? decoded : expected, values))
         return false;
     if (run->changes && !decoded)
         return true;
     values = decoded ? decoded : values;
-    bool same = memcmp(values, expected, run->sample_bytes) == 0;
-    if (same || !set_stream_on_device(number, run->request.device_share))
-        return same;
-    same = true;
-    for (size_t i = 0; same && i < run->sample_bytes; i++)
-        same = (uint32_t)abs(values[i] - expected[i]) <= run->tolerance;
-    return same;
+    if (memcmp(values, expected, run->sample_bytes) == 0)
+        return true;
+    const struct pixels pixels = {.bytes = expected, .channels = 1, .height = 1, .width = run->sample_bytes};
+    const struct pixel_form form = {.values = &run->bytes};
+    return set_stream_on_device(number, run->request.device_share) &&
+           pixels_match(&pixels, &form, run->tolerance, values);
 }
 
 /* Sets `*right` to whether a delivered sample has the values and the label or mask of the reference; or, if
  * the sample is broken, whether it was masked. */
-static enum status compare_sample(struct stream_run *run, const struct shown *shown, uint32_t at, bool *right)
+static enum status compare_sample(const struct stream_run *run, struct stream_reference *reference,
+                                  const struct shown *shown, uint64_t at, bool *right)
 {
     const struct stream_batch *batch = &run->batch;
     const struct set_stream_request *request = &run->request;
@@ -163,17 +168,16 @@ static enum status compare_sample(struct stream_run *run, const struct shown *sh
     const uint8_t *values = shown->values + at * run->sample_bytes;
     const uint8_t *decoded = shown->decoded ? shown->decoded + at * run->sample_bytes : NULL;
     const uint8_t *mask = run->mask_bytes ? shown->masks + at * run->mask_bytes : NULL;
-    enum status status =
-        reference_image(&run->reference, &request->fit, (uint32_t)batch->epoch, number, &image);
+    TRY(reference_open(run, reference));
+    enum status status = reference_image(reference, &request->fit, (uint32_t)batch->epoch, number, &image);
     const bool fits = status == STATUS_OK && image.type == request->type &&
                       image_values(&image) * dtype_bytes(image.type) == run->sample_bytes;
     if (fits) /* before the mask is decoded: both use the same memory */
-        image_store(&image, run->reference.values);
+        image_store(&image, reference->values);
     if (status == STATUS_OK && mask)
-        status = reference_mask(&run->reference, &request->fit, (uint32_t)batch->epoch, number);
+        status = reference_mask(reference, &request->fit, (uint32_t)batch->epoch, number);
     else if (status == STATUS_OK && !request->labels)
-        status =
-            plain_label(&run->reference.plain, &run->load->dataset->samples[number], INT32_MAX, &expected);
+        status = plain_label(&reference->plain, &run->load->dataset->samples[number], INT32_MAX, &expected);
     if (status != STATUS_OK) {
         *right = label == STREAM_MASKED && all_are(0, values, run->sample_bytes) &&
                  all_are(STREAM_IGNORED, mask, run->mask_bytes);
@@ -181,8 +185,61 @@ static enum status compare_sample(struct stream_run *run, const struct shown *sh
     }
     *right = label == expected && fits;
     if (*right)
-        *right = same_values(run, number, decoded, values) &&
-                 (!mask || memcmp(mask, run->reference.mask, run->mask_bytes) == 0);
+        *right = same_values(run, reference, number, decoded, values) &&
+                 (!mask || memcmp(mask, reference->mask, run->mask_bytes) == 0);
+    return STATUS_OK;
+}
+
+/* The comparison of a batch. */
+struct comparison {
+    struct stream_run *run;
+    struct shown shown;
+    bool *right; /* per sample */
+    pthread_mutex_t lock;
+    uint64_t failed;        /* the first sample that could not be compared; UINT64_MAX: none. Atomic */
+    struct failure failure; /* of this sample */
+};
+
+/* Samples after one that failed are left out. The earlier ones are not, so that the reported failure does not
+ * depend on timing. */
+static void compare_task(void *context, uint64_t at, int thread)
+{
+    struct comparison *comparison = context;
+    struct stream_run *run = comparison->run;
+    if (at > __atomic_load_n(&comparison->failed, __ATOMIC_RELAXED))
+        return;
+    const enum status status =
+        compare_sample(run, &run->references[thread], &comparison->shown, at, &comparison->right[at]);
+    if (status == STATUS_OK)
+        return;
+    pthread_mutex_lock(&comparison->lock);
+    if (at < comparison->failed) {
+        comparison->failure = status_save(status); /* messages are per thread */
+        __atomic_store_n(&comparison->failed, at, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&comparison->lock);
+}
+
+/* Compares all samples of the batch. Adds the number of wrong ones to `*wrong`. With control->whole, counts
+ * the right ones in control->seen, also those that were masked with good reason. */
+static enum status compare_batch(struct stream_run *run, uint64_t *wrong)
+{
+    const struct stream_batch *batch = &run->batch;
+    const uint32_t count = batch->samples.count;
+    uint8_t *seen = run->load->control->seen;
+    FREED bool *right = calloc((size_t)count + 1, sizeof *right);
+    struct comparison comparison = {
+        .run = run, .right = right, .lock = PTHREAD_MUTEX_INITIALIZER, .failed = UINT64_MAX};
+    TRY(ALLOCATED(right, "out of memory to verify a batch"));
+    TRY(show_batch(run, &comparison.shown));
+    parallel_for(run->reference_count, count, compare_task, &comparison);
+    if (comparison.failed != UINT64_MAX)
+        return status_restore(&comparison.failure);
+    for (uint32_t i = 0; i < count; i++) {
+        *wrong += !right[i];
+        if (right[i] && seen && seen[batch->numbers[i]] < 255)
+            seen[batch->numbers[i]]++;
+    }
     return STATUS_OK;
 }
 
@@ -304,8 +361,6 @@ static enum status fill_request(struct stream_run *run, int threads)
                         run->request.width * dtype_bytes(run->request.type);
     TRY(set_output(load, &run->request, &run->output, &run->changes));
     run->request.output = run->changes && !run->type->change ? &run->output : NULL;
-    run->changed = malloc(run->changes ? 3 * run->sample_bytes : 1);
-    TRY(ALLOCATED(run->changed, "out of memory for a sample"));
     run->mask_bytes = set_stream_mask_bytes(&run->request);
     for (uint32_t i = 0; i < load->dataset->sample_count; i++)
         labels |= has_label(&load->dataset->samples[i]);
@@ -314,6 +369,18 @@ static enum status fill_request(struct stream_run *run, int threads)
     run->labels = calloc(load->dataset->sample_count, sizeof *run->labels);
     run->request.labels = run->labels;
     return ALLOCATED(run->labels, "out of memory for the labels");
+}
+
+/* Each thread that compares samples has a reader. Each reader of a URL without a cache folder would read
+ * whole shards into memory, so there is only one. */
+static enum status make_references(struct stream_run *run, int threads)
+{
+    const struct remote *remote = run->load->dataset->remote;
+    const struct convert convert = convert_make(DTYPE_U8, DTYPE_STORED, 0, 1);
+    pixel_values_set(&run->bytes, &convert);
+    run->reference_count = remote && !remote_cached(remote) ? 1 : threads;
+    run->references = calloc((size_t)run->reference_count, sizeof *run->references);
+    return ALLOCATED(run->references, "out of memory for %d threads", threads);
 }
 
 enum status stream_run_open(struct stream_run *run, const struct load *load, int threads)
@@ -325,18 +392,19 @@ enum status stream_run_open(struct stream_run *run, const struct load *load, int
     run->result.jpeg_engine_share = -1;
     TRY(verifier_open(&run->verifier, load, &plan));
     TRY(fill_request(run, threads));
-    TRY(reference_open(load, run->sample_bytes, run->mask_bytes, &run->reference));
+    TRY(make_references(run, threads));
     return run->type->open(run);
 }
 
 void stream_run_close(struct stream_run *run)
 {
     stream_close(run->stream);
-    reference_close(&run->reference);
+    for (int i = 0; run->references && i < run->reference_count; i++)
+        reference_close(&run->references[i]);
+    free(run->references);
     verifier_close(&run->verifier);
     free(run->labels);
     free(run->copied);
-    free(run->changed);
 }
 
 /* ---- A run ---- */
@@ -377,30 +445,15 @@ static void count_sample(struct stream_run *run, uint32_t at)
                      sample->bytes);
 }
 
-/* With control->whole: counts the samples of the batch that are right in control->seen, also those that were
- * masked with good reason. */
-static enum status check_whole(struct stream_run *run)
-{
-    uint8_t *seen = run->load->control->seen;
-    struct shown shown;
-    TRY(show_batch(run, &shown));
-    for (uint32_t i = 0; i < run->batch.samples.count; i++) {
-        bool right;
-        TRY(compare_sample(run, &shown, i, &right));
-        if (right && seen[run->batch.numbers[i]] < 255)
-            seen[run->batch.numbers[i]]++;
-    }
-    return STATUS_OK;
-}
-
 static enum status take_batch(struct stream_run *run)
 {
     struct consumer *consumer = run->load->control->consumer;
     const struct batch *samples = &run->batch.samples;
+    uint64_t wrong = 0; /* control->seen tells which */
     for (uint32_t i = 0; i < samples->count; i++)
         count_sample(run, i);
     if (run->load->control->whole)
-        TRY(check_whole(run));
+        TRY(compare_batch(run, &wrong));
     if (!consumer || samples->count == 0)
         return STATUS_OK;
     return run->type->wait ? consumer_take_device(consumer, run->batch.ready, &run->done)
@@ -483,15 +536,6 @@ enum status stream_run_fetch(void *state, void *result)
 enum status stream_run_verify(void *state, uint64_t *wrong)
 {
     struct stream_run *run = state;
-    struct shown shown;
     *wrong = 0;
-    if (!run->holds)
-        return STATUS_OK;
-    TRY(show_batch(run, &shown));
-    for (uint32_t i = 0; i < run->batch.samples.count; i++) {
-        bool right;
-        TRY(compare_sample(run, &shown, i, &right));
-        *wrong += !right;
-    }
-    return STATUS_OK;
+    return run->holds ? compare_batch(run, wrong) : STATUS_OK;
 }

@@ -5,7 +5,7 @@
  * Each batch is checked when it is delivered. stream_batch.read must be the hash of the sample that the plan
  * names, with the bytes that the plain reader (data/plain_reader.h) found; only then does the sample count
  * for the checksum, which is that of the other variants. While control->whole is set, each sample is also
- * decoded a second time, by one thread, from the bytes of the plain reader, and all values are compared. */
+ * decoded a second time, from the bytes of the plain reader, and all values are compared. */
 #ifndef FDSL_LOAD_STREAM_RUN_H
 #define FDSL_LOAD_STREAM_RUN_H
 
@@ -18,6 +18,7 @@
 #include "data/plain_reader.h"
 #include "data/set_stream.h"
 #include "load/input.h"
+#include "load/pixels.h"
 #include "load/verifier.h"
 
 struct stream_run;
@@ -39,16 +40,18 @@ struct stream_run_type {
     enum status (*change)(struct stream_run *run);
 };
 
-/* A sample as the plain reader reads it, and its decoded values and mask. */
+/* Memory of a thread that compares samples: a sample as the plain reader reads it, and its decoded values and
+ * mask. `values` owns the memory of `mask` and `changed`, too. */
 struct stream_reference {
     struct plain plain;
     struct image_scratch scratch;
     uint8_t *bytes, *values, *mask;
-    uint64_t room; /* size of `bytes` */
+    uint8_t *changed; /* memory of three samples, to verify changes */
+    uint64_t room;    /* size of `bytes` */
 };
 
 /* The first member of the state of such a variant. Only one thread uses it; the threads of the stream call
- * only the plan. */
+ * only the plan, and those that compare samples only read it. */
 struct stream_run {
     const struct load *load;
     const struct stream_run_type *type;
@@ -58,7 +61,6 @@ struct stream_run {
     uint32_t *labels;   /* zeros, for samples without labels; else NULL */
     bool changes;       /* bytes are stored as `output` says: --color-jitter, --grayscale, --blur, --axes */
     struct image_output output;
-    uint8_t *changed;                /* memory of three samples, to verify changes */
     size_t sample_bytes, mask_bytes; /* mask_bytes 0: samples have no masks */
     uint64_t end;                    /* the epoch after those of the run */
     uint64_t listed;           /* the plan lists no samples from this epoch on; read and written atomically */
@@ -68,7 +70,9 @@ struct stream_run {
     uint8_t *copied; /* values and masks of a batch on a device, for comparisons; allocated when needed */
     struct verifier verifier;
     struct losses losses;
-    struct stream_reference reference;
+    struct pixel_values bytes;           /* bytes that are not converted */
+    struct stream_reference *references; /* one per thread that compares samples */
+    int reference_count;
     struct load_result result;
 };
 
