@@ -144,6 +144,9 @@ LAYERS(vit64, VIT(64, 1, 4, VIT_BLOCK(64, 1, 0.25f)));
 LAYERS(vit128, VIT(128, 4, 8, VIT_BLOCK(128, 4, 0), VIT_BLOCK(128, 4, 0.5f)));
 LAYERS(vit192, VIT(192, 3, 16, VIT_BLOCK(192, 3, 0), VIT_BLOCK(192, 3, 0)));
 LAYERS(vit200, VIT(400, 25, 16, VIT_BLOCK(400, 25, 0.1f)));
+LAYERS(vit256, VIT(256, 4, 8, VIT_BLOCK(256, 4, 0.25f)));
+LAYERS(vit384, VIT(384, 6, 16, VIT_BLOCK(384, 6, 0)));
+LAYERS(vit768, VIT(768, 12, 16, VIT_BLOCK(768, 12, 0)));
 LAYERS(vit1024, VIT(1024, 16, 8, VIT_BLOCK(1024, 16, 0.25f)));
 
 #define TABLE(name, deep)                                       \
@@ -151,11 +154,12 @@ LAYERS(vit1024, VIT(1024, 16, 8, VIT_BLOCK(1024, 16, 0.25f)));
 #name, "", deep, name##_layers, COUNT_OF(name##_layers) \
     }
 static const struct model_table tables[] = {
-    TABLE(linear, false),   TABLE(relu, false),     TABLE(conv, false),     TABLE(conv_deep, true),
-    TABLE(pool, false),     TABLE(pool_deep, true), TABLE(dropout, false),  TABLE(mean, false),
-    TABLE(add, false),      TABLE(add_pool, false), TABLE(add_rows, false), TABLE(vit64, false),
-    TABLE(vit128, false),   TABLE(vit192, false),   TABLE(vit200, false),   TABLE(vit1024, false),
-    TABLE(residual, false), TABLE(large, false),
+    TABLE(linear, false), TABLE(relu, false),     TABLE(conv, false),     TABLE(conv_deep, true),
+    TABLE(pool, false),   TABLE(pool_deep, true), TABLE(dropout, false),  TABLE(mean, false),
+    TABLE(add, false),    TABLE(add_pool, false), TABLE(add_rows, false), TABLE(vit64, false),
+    TABLE(vit128, false), TABLE(vit192, false),   TABLE(vit200, false),   TABLE(vit256, false),
+    TABLE(vit384, false), TABLE(vit768, false),   TABLE(vit1024, false),  TABLE(residual, false),
+    TABLE(large, false),
 };
 
 static const struct model_table *find_table(const char *name)
@@ -272,6 +276,10 @@ static const struct trial trials[] = {
     {"vit64", {2, 1, 4, 800}, 3, 5, 7, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 252}, 3, 300, 500, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit200", {3, 1, 32, 32}, 3, 5, 9, 5, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    /* Wide layers: 273, 150 and 68 rows, in tiles of 128 rows and 192 columns. */
+    {"vit256", {3, 1, 32, 40}, 5, 13, 26, 2, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"vit384", {3, 1, 48, 48}, 7, 15, 30, 2, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
+    {"vit768", {3, 1, 16, 48}, 7, 17, 34, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit1024", {3, 1, 24, 40}, 5, 7, 17, 3, OPTIMIZER_SGD, DTYPE_U8, 0, moved},
     {"vit-tiny", {3, 1, 32, 16}, 7, 3, 7, 5, OPTIMIZER_ADAMW, DTYPE_U8, 0, moved},
     {"vit-base", {3, 1, 16, 16}, 7, 1, 3, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
@@ -307,6 +315,8 @@ static const struct trial batches[] = {
     {"vit64", {2, 1, 4, 764}, 3, 601, 700, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit64", {2, 1, 4, 796}, 3, 601, 700, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
     {"vit192", {3, 1, 32, 48}, 10, 1301, 1400, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
+    /* More than VIT_PARTS tiles along the rows. */
+    {"vit384", {3, 1, 48, 48}, 10, 6801, 7000, 2, OPTIMIZER_SGD, DTYPE_U8, 0, still},
 };
 
 #define FP32 "fp32" /* the argument that selects the cases below */

@@ -54,7 +54,7 @@ tools='memcheck racecheck initcheck synccheck'
 [[ ! $engine =~ ^(tf32|bf16)$ ]] || infer=infer-$engine
 if [[ $family == vit ]]; then
     small=vit-micro model=vit-micro infer=infer-vit
-    nets='vit-micro vit64 vit128 vit192 vit200 vit1024 vit-tiny vit-base vit-large' sanitized='vit-micro vit64 vit128 vit200 vit1024'
+    nets='vit-micro vit64 vit128 vit192 vit200 vit256 vit384 vit768 vit1024 vit-tiny vit-base vit-large' sanitized='vit-micro vit64 vit128 vit200 vit1024'
     # cuBLASLt's kernels (nvjet_*) copy through TMA, and initcheck does not see what they write.
     tools='memcheck racecheck synccheck'
 fi

@@ -257,12 +257,30 @@ enum status vit_mlp_fits(const struct vit_linear *first, bool *fits)
 #endif
 }
 
+uint32_t vit_mlp_parts(uint32_t rows)
+{
+    uint32_t parts = VIT_PARTS;
+#if HAVE_HOPPER
+    if (wide_hopper_parts(rows) > parts)
+        parts = wide_hopper_parts(rows);
+#else
+    (void)rows;
+#endif
+    return parts;
+}
+
 template <class T>
 enum status vit_mlp_hidden(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
                            cudaStream_t stream)
 {
     if (mlp->fused)
         return STATUS_OK;
+#if HAVE_HOPPER
+    bool wide;
+    TRY(wide_hopper_fits(&mlp->first, &wide));
+    if (wide)
+        return wide_hopper_forward<T>(mlp, stream);
+#endif
     TRY(vit_linear_forward<T>(multiplier, &mlp->first, false, mlp->inputs, mlp->first_weights,
                               mlp->first_bias, mlp->hidden, stream));
     return gelu_forward<T>(mlp->hidden, (size_t)mlp->first.rows * mlp->first.out, mlp->active, stream);
@@ -291,12 +309,19 @@ enum status vit_mlp_backward(struct vit_multiplier *multiplier, const struct vit
                              const struct vit_norm_deltas<T> *norm_deltas, float *bias, struct vit_sums *sums,
                              cudaStream_t stream)
 {
+    bool wide = false;
 #if HAVE_HOPPER
     if (mlp->fused)
         return mlp_hopper_backward<T>(mlp, out_deltas, deltas, norm, norm_deltas, bias, sums, stream);
+    TRY(wide_hopper_fits(&mlp->first, &wide));
+    if (wide)
+        TRY(wide_hopper_backward<T>(mlp, out_deltas, deltas, bias, sums, stream));
 #endif
-    TRY(vit_linear_inputs<T>(multiplier, &mlp->second, 0, out_deltas, mlp->second_weights, deltas, stream));
-    TRY(gelu_backward<T>(mlp->hidden, mlp->first.rows, mlp->first.out, deltas, bias, sums, stream));
+    if (!wide) {
+        TRY(vit_linear_inputs<T>(multiplier, &mlp->second, 0, out_deltas, mlp->second_weights, deltas,
+                                 stream));
+        TRY(gelu_backward<T>(mlp->hidden, mlp->first.rows, mlp->first.out, deltas, bias, sums, stream));
+    }
     TRY(vit_linear_inputs<T>(multiplier, &mlp->first, 0, deltas, mlp->first_weights, in_deltas, stream));
     return vit_add_norm_backward<T>(norm, norm_deltas, sums, stream);
 }

@@ -454,7 +454,8 @@ template <class T> static size_t partial_values(const struct vit<T> *vit)
     const size_t classes = vit->train->model->classes, tokens = (size_t)rows.tokens * rows.width;
     /* The backward passes of normalisation and of attention write three partial sums per column of a token.
      */
-    const size_t sums[] = {VIT_PARTS * (size_t)3 * rows.width, VIT_PARTS * (size_t)hidden_width<T>(vit),
+    const size_t mlp_parts = vit->fused ? VIT_PARTS : vit_mlp_parts(rows.samples * rows.tokens);
+    const size_t sums[] = {VIT_PARTS * (size_t)3 * rows.width, mlp_parts * hidden_width<T>(vit),
                            VIT_SAMPLE_PARTS * tokens, VIT_CLASS_PARTS * classes,
                            (size_t)vit_attention_parts(&rows, vit->heads) * 3 * rows.width};
     size_t most = 0;

@@ -288,6 +288,25 @@ template <int COUNT> static __device__ __forceinline__ void raise_registers(void
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
+/* ---- Clusters of blocks ---- */
+
+/* Arrives at the barrier at the same place in block `rank` of the cluster. Does not order stores before it
+ * for other blocks: .release.cluster would, but compiles to a fence for the whole GPU, with which a gemm took
+ * 585 instead of 443 us. Products that read shared memory must have ended; see wgmma_wait(). */
+static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, uint32_t rank)
+{
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_at(barrier)),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* Waits for all threads of the cluster. */
+static __device__ __forceinline__ void meet_cluster(void)
+{
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
+
 /* ---- Copies of tiles by the hardware for bulk copies ---- */
 
 /* Adds the bytes of map_load() calls to those that the barrier's phase waits for, and arrives. */
@@ -310,6 +329,18 @@ static __device__ __forceinline__ void map_load(tile_row *tile, const CUtensorMa
         : "memory");
 }
 
+/* Like map_load(), but copies to the same place in all blocks of the cluster whose bits are set in `blocks`,
+ * and completes bytes at the barrier at the same place in each of them. */
+static __device__ __forceinline__ void map_load_shared(tile_row *tile, const CUtensorMap *map,
+                                                       uint32_t column, uint32_t row, uint64_t *barrier,
+                                                       uint16_t blocks)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_at(tile)),
+                 "l"(map), "r"(column), "r"(row), "r"(shared_at(barrier)), "h"(blocks)
+                 : "memory");
+}
+
 /* Starts the opposite copy, without rows after the matrix's last row; see bulk_store_wait(). */
 static __device__ __forceinline__ void map_store(const tile_row *tile, const CUtensorMap *map,
                                                  uint32_t column, uint32_t row)
@@ -317,6 +348,18 @@ static __device__ __forceinline__ void map_store(const tile_row *tile, const CUt
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
                  "r"(column), "r"(row), "r"(shared_at(tile))
                  : "memory");
+}
+
+/* Combines this thread's map_store() calls since the previous call into one group. */
+static __device__ __forceinline__ void bulk_store_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Waits until the stores of all groups, except the latest LEFT groups, have read shared memory. */
+template <int LEFT> static __device__ __forceinline__ void bulk_store_wait_but(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 
 /* Like map_load() and map_store(), for maps of describe_samples(). `row` is a row of the sample. */

@@ -11,7 +11,7 @@
 
 #include "train/network.cuh"
 
-#define VIT_PARTS        528  /* maximum number of partial sums per column; not for attention */
+#define VIT_PARTS        528  /* maximum number of partial sums per column; see also vit_*_parts() */
 #define VIT_SAMPLE_PARTS 8    /* number of partial sums per column, for sums of tokens over samples */
 #define VIT_CLASS_PARTS  32   /* number of partial sums per class */
 #define VIT_WIDTH_MAX    1024 /* maximum width of a token */
@@ -234,6 +234,8 @@ template <class T> struct vit_mlp {
 };
 /* Sets `*fits` to whether a fused pass works on the current device. */
 enum status vit_mlp_fits(const struct vit_linear *first, bool *fits);
+/* Returns the largest number of partial sums per column that vit_mlp_backward() may need. */
+uint32_t vit_mlp_parts(uint32_t rows);
 /* Computes what the backward pass needs from the forward pass: `hidden` and `active`, if not fused. */
 template <class T>
 enum status vit_mlp_hidden(struct vit_multiplier *multiplier, const struct vit_mlp<T> *mlp,
@@ -343,6 +345,18 @@ template <class T>
 enum status mlp_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_deltas, T *deltas,
                                 const struct vit_norm<T> *norm, const struct vit_norm_deltas<T> *norm_deltas,
                                 float *bias, struct vit_sums *sums, cudaStream_t stream);
+
+/* Sets `*fits` to whether wide_hopper_forward() and wide_hopper_backward() work on the current device. */
+enum status wide_hopper_fits(const struct vit_linear *first, bool *fits);
+/* Returns the number of partial sums per column that wide_hopper_backward() writes. */
+uint32_t wide_hopper_parts(uint32_t rows);
+/* Computes what vit_mlp_hidden() computes. */
+template <class T> enum status wide_hopper_forward(const struct vit_mlp<T> *mlp, cudaStream_t stream);
+/* Computes the gradients of the hidden values from those of the outputs, before the GELU. vit_sums_finish()
+ * writes their sums over the rows to `bias`. */
+template <class T>
+enum status wide_hopper_backward(const struct vit_mlp<T> *mlp, const T *out_deltas, T *deltas, float *bias,
+                                 struct vit_sums *sums, cudaStream_t stream);
 
 /* These functions do what vit_few_fits() and vit_few_linear() do. */
 enum status few_hopper_fits(const struct vit_rows *rows, uint32_t hidden, bool *fits);
