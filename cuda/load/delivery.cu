@@ -544,8 +544,6 @@ static void begin_share(struct output_queue *queue, uint64_t number)
         queue->buffers[b].filled = 0;
     losses_clear(&queue->losses);
     queue->jpeg_warnings = 0;
-    queue->stopped = false;
-    queue->failure.status = STATUS_OK;
 }
 
 /* Initialises all shares before any thread runs, because threads may read from each other's shares. */
@@ -553,7 +551,6 @@ static enum status begin_run(struct delivery *delivery, uint64_t number)
 {
     const struct load *load = delivery->load;
     CUDA_TRY(cudaSetDevice(delivery->device));
-    delivery->failed = delivery->workers;
     delivery->next = 0;
     for (uint32_t w = 0; w < delivery->workers; w++) {
         uint32_t begin, end;
@@ -634,6 +631,11 @@ static void work_all(struct delivery *delivery, enum status (*read)(struct outpu
 enum status delivery_each(struct delivery *delivery, enum status (*work)(struct output_queue *queue))
 {
     TRY(start_threads(delivery));
+    delivery->failed = delivery->workers;
+    for (uint32_t w = 0; w < delivery->workers; w++) {
+        delivery->queues[w].stopped = false;
+        delivery->queues[w].failure.status = STATUS_OK;
+    }
     work_all(delivery, work);
     for (uint32_t w = 0; w < delivery->workers; w++)
         if (delivery->queues[w].failure.status != STATUS_OK)

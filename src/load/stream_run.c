@@ -371,14 +371,13 @@ static enum status fill_request(struct stream_run *run, int threads)
     return ALLOCATED(run->labels, "out of memory for the labels");
 }
 
-/* Each thread that compares samples has a reader. Each reader of a URL without a cache folder would read
- * whole shards into memory, so there is only one. */
+/* Each thread that compares samples has a reader. If shards are read or unpacked into memory, each reader
+ * would hold a whole one, so there is only one. */
 static enum status make_references(struct stream_run *run, int threads)
 {
-    const struct remote *remote = run->load->dataset->remote;
     const struct convert convert = convert_make(DTYPE_U8, DTYPE_STORED, 0, 1);
     pixel_values_set(&run->bytes, &convert);
-    run->reference_count = remote && !remote_cached(remote) ? 1 : threads;
+    run->reference_count = dataset_in_memory(run->load->dataset) ? 1 : threads;
     run->references = calloc((size_t)run->reference_count, sizeof *run->references);
     return ALLOCATED(run->references, "out of memory for %d threads", threads);
 }

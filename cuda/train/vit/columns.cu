@@ -131,7 +131,7 @@ enum status vit_column_sums(const T *values, uint32_t rows, uint32_t width, floa
 
 #define SUM_COLUMNS 8 /* 32 adjacent bytes, the smallest unit of a read */
 
-#define SUM_LOADS   8 /* parts that a thread loads at a time: the latency of loads limits the speed */
+#define SUM_LOADS   8 /* parts that a thread may load at a time: the latency of loads limits the speed */
 
 /* With few parts, a thread adds up all parts of 4 adjacent columns. */
 static __host__ __device__ __forceinline__ bool has_few(const struct vit_sum &sum)
@@ -259,14 +259,13 @@ enum status vit_mlp_fits(const struct vit_linear *first, bool *fits)
 
 uint32_t vit_mlp_parts(uint32_t rows)
 {
-    uint32_t parts = VIT_PARTS;
 #if HAVE_HOPPER
-    if (wide_hopper_parts(rows) > parts)
-        parts = wide_hopper_parts(rows);
+    const uint32_t parts = wide_hopper_parts(rows);
+    return parts > VIT_PARTS ? parts : VIT_PARTS;
 #else
     (void)rows;
+    return VIT_PARTS;
 #endif
-    return parts;
 }
 
 template <class T>

@@ -5,10 +5,10 @@
  * hidden values. It goes on with the backward pass of the normalisation before the layers.
  *
  * A warpgroup has the HEIGHT rows of a group, and goes through the hidden values in chunks of CHUNK columns.
- * A block of GROUPS warpgroups shares the weights of a chunk, which come through a ring of stages. The
- * warpgroups do not wait for each other: while one computes GELU, another one multiplies. A block processes
- * every gridDim.x-th set of GROUPS groups. Backward, the second warpgroup begins each set when the first one
- * has ended its first GELU: at equal times, both would multiply, and then both compute GELU. */
+ * A block of GROUPS warpgroups shares the weights of a chunk, which come through a ring of stages. A block
+ * processes every gridDim.x-th set of GROUPS groups. While one warpgroup computes GELU, another one
+ * multiplies. So, backward, the second one begins each set after the first GELU of the first one: at equal
+ * times, both would multiply, and then both compute GELU. */
 #include <cuda.h>
 
 #include "common/check.cuh"
@@ -304,7 +304,7 @@ static __global__ void __launch_bounds__(128 * GROUPS, 1)
 template <int TILES, int GROUPS> struct back_memory {
     tile_row rows[GROUPS][TILES][HEIGHT], deltas[GROUPS][TILES][HEIGHT];
     struct mlp_ring<TILES, BACK_STAGES> ring;
-    uint64_t loaded[GROUPS], begun; /* `begun`: the first warpgroup has ended its first GELU of a set */
+    uint64_t loaded[GROUPS], begun; /* `begun`: the first warp has ended its first GELU of a set */
     alignas(1024) tile_row staged[GROUPS][HEIGHT];
     struct {
         float columns[2][4][CHUNK], totals[HIDDEN_MAX];
@@ -550,7 +550,8 @@ enum status mlp_hopper_fits(const struct vit_linear *first, bool *fits)
 {
     TRY(on_hopper(fits));
     *fits = *fits && first->in % TILE_WIDTH == 0 && first->in <= TILES_MAX * TILE_WIDTH &&
-            first->out % CHUNK == 0 && first->out <= HIDDEN_MAX;
+            first->out % CHUNK == 0 && first->out <= HIDDEN_MAX &&
+            first->out > CHUNK; /* with one chunk, the first warpgroup could be two sets ahead: see `begun` */
     return STATUS_OK;
 }
 
