@@ -816,8 +816,8 @@ static const char training_check[] =
     "assert fits(about['batch'] / about['step_s'], rates['constant', False, False]), about\n"
     "assert about['epoch_images'] == 40 and about['prepare_s_per_image'] > 0, about\n"
     "disk = sum(os.path.getsize('d/' + name) for name in os.listdir('d') if name.endswith('.tar'))\n"
-    "assert ways['shards from memory']['disk_bytes'] == disk and ways['generating']['disk_bytes'] == 0, "
-    "ways\n"
+    "for way, size in ('shards from memory', disk), ('generating', 0):\n"
+    "    assert ways[way]['reason'] or ways[way]['disk_bytes'] == size, ways\n"
     "# Twice the bytes between 2 ranks take 4 ms; between 3 ranks, 4 / 3 as many bytes cross a link.\n"
     "assert abs(about['exchange_s'] - 0.002 * (2 / 3) / (1 / 2)) < 1e-6, about\n"
     "assert ways['generated and read']['reason'] or ways['generated and read']['mix'], ways\n"
@@ -899,7 +899,7 @@ Test(advise, with_a_network_a_run_may_be_killed)
     EXPECT_PRINTS(
         0, "the step without input constant ",
         "{ CUDA_VISIBLE_DEVICES= $P advise --data d --compute train:logreg --classes 10 --batch 4 "
-        "--out-res 16 --threads 1 --time 1 --out killed & for i in $(seq 500); do "
+        "--out-res 16 --threads 1 --time 4 --out killed & for i in $(seq 500); do "
         "grep -q live killed/train.csv && break; sleep 0.02; done 2>grep.txt; "
         "for run in $(cat /proc/$!/task/$!/children); do :; done; kill -KILL $run || exit 9; wait $!; }");
 }
