@@ -30,14 +30,14 @@ static const struct command {
     enum status (*run)(int argc, char *argv[]);
 } commands[] = {{"advise", advise_run}, {"compare", compare_run}, {"verify-published", verify_published_run}};
 
-/* Returns the command whose name equals or resembles the first argument; NULL if there is none. */
-static const struct command *find_command(int argc, char *argv[])
+/* Returns the command whose name equals or resembles a word; NULL if there is none. */
+static const struct command *find_command(const char *word)
 {
     const char *names[COUNT_OF(commands)];
     for (size_t i = 0; i < COUNT_OF(commands); i++)
         names[i] = commands[i].name;
-    bool word = argc > 1 && argv[1][0] != '-' && !settings_has_option(argv[1]);
-    const char *nearest = word ? nearest_word(argv[1], names, COUNT_OF(commands)) : NULL;
+    const bool other = !word || word[0] == '-' || settings_has_option(word);
+    const char *nearest = other ? NULL : nearest_word(word, names, COUNT_OF(commands));
     for (size_t i = 0; nearest && i < COUNT_OF(commands); i++)
         if (strcmp(nearest, commands[i].name) == 0)
             return &commands[i];
@@ -58,12 +58,14 @@ static void put_command_first(int argc, char *argv[])
         }
 }
 
+static enum status suggest_command(const char *word, const struct command *command)
+{
+    return status_set(STATUS_USAGE, "unknown command '%.80s'; did you mean '%s'?", word, command->name);
+}
+
 static enum status run_command(const struct command *command, int argc, char *argv[])
 {
-    if (strcmp(argv[0], command->name) != 0)
-        return status_set(STATUS_USAGE, "unknown command '%.80s'; did you mean '%s'?", argv[0],
-                          command->name);
-    return command->run(argc, argv);
+    return strcmp(argv[0], command->name) == 0 ? command->run(argc, argv) : suggest_command(argv[0], command);
 }
 
 /* Writes the file or the report of a member of workload->alone. */
@@ -85,11 +87,14 @@ static enum status write_alone(struct settings *settings, const struct workload_
  * need no variant and no other ranks. */
 static enum status inform(struct settings *settings)
 {
-    if (settings->help) {
-        if (!settings->prepare)
-            return settings_help(settings, stdout);
+    if (settings->help && settings->prepare) {
         prepare_help(stdout);
         return STATUS_OK;
+    }
+    if (settings->help) {
+        const enum status status = settings_help(settings, stdout);
+        const struct command *command = status == STATUS_USAGE ? find_command(settings->topic) : NULL;
+        return command ? suggest_command(settings->topic, command) : status;
     }
     if (settings->version) {
         puts("fdsl-bench " FDSL_VERSION);
@@ -180,7 +185,7 @@ int main(int argc, char *argv[])
     if (launcher_find(&launcher))
         status_launched((int)launcher.rank, (int)launcher.ranks);
     put_command_first(argc, argv);
-    const struct command *command = find_command(argc, argv);
+    const struct command *command = find_command(argc > 1 ? argv[1] : NULL);
     if (command && launcher_rank() > 0)
         return 0;
     if (command) {

@@ -389,7 +389,7 @@ Test(choice, drawn_images_have_their_masks)
            "2>&1 && cp other/*.mask.png drawn/class-0_instance-0.mask.png");
     expect_refused(1, "its mask has 18 x 18 pixels, but its image has 16 x 16",
                    "$P --variant files-omp --data drawn --decode --out-res 8");
-    expect_refused(1, "its mask has 18 x 18 pixels, but its image has 16 x 16",
+    expect_refused(1, "its mask has 18 x 18 pixels, but its image has 16 x 16; repair or remove this sample",
                    "$P --prepare q --from dataset --source drawn");
     EXPECT(0, "$P --variant files --data drawn --decode --on-error skip 2>/dev/null " FAST);
     cr_expect_eq(number(out, 1, "items"), 2, "%s", out);

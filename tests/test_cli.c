@@ -141,6 +141,7 @@ Test(cli, the_help_of_a_topic_is_one_page)
     expect_failure(2, "no topic or option is named 'optimiser'; did you mean 'optimizer'?",
                    "--help train/optimiser");
     expect_failure(2, "--help and --workload NAME --help list the topics", "--help xyzzyplugh");
+    expect_failure(2, "unknown command 'adviser'; did you mean 'advise'?", "--help adviser");
     expect_prints("usage: fdsl-bench advise ", "--help advise");
     expect_prints("usage: fdsl-bench compare ", "-h compare");
     expect_prints("usage: fdsl-bench verify-published ", "--help verify-published");

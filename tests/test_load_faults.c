@@ -37,7 +37,7 @@ Test(load_faults, invalid_or_empty_folder_is_refused, .init = make_folder, .fini
 {
     expect_refused("no samples found");
     fclose(fopen(in_folder("1.bin"), "w"));
-    expect_refused("contain no data");
+    expect_refused("contain no data; copy or write their empty files again");
     cr_assert_eq(symlink(".", in_folder("again")), 0);
     expect_refused("again/ links back to one of its parent folders");
     cr_assert_eq(mkdir(in_folder(".prepare"), 0777), 0);

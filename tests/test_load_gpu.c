@@ -280,7 +280,7 @@ Test(load_gpu, combinations_of_options_are_accepted_or_refused, .init = make_fol
         {"--cache cold --epochs 2", &cpu, "only the first epoch of a run would be cold; drop --epochs", 0},
         {"--cache cold", &cpu, "--cache cold needs a single rank", 2},
         {"--cache any", &cpu, "has 2 samples, too few for 3 ranks", 3},
-        {"--cache any", &of_shards, "reads shards, but ", 0},
+        {"--cache any", &of_shards, "; use the variant files-omp, or copy them to shards: ", 0},
         {"--batch max", &cpu, "give a number", 0},
         {"--block 8 --chunk 12", &cpu, NULL, 0},
         {"--block 7", &cpu, "--block 7 is not a multiple of the page size", 0},

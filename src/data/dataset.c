@@ -1015,8 +1015,9 @@ enum status dataset_check(const char *url, struct dataset *dataset)
                           path, OPTION_OR_FIELD("; fdsl-bench --prepare ", ""), OPTION_OR_FIELD(path, ""),
                           OPTION_OR_FIELD(" creates some", ""));
     if (dataset->bytes == 0)
-        return status_set(STATUS_USAGE, "%s%s %s: the samples contain no data", OPTION_DASHES,
-                          dataset->option, path);
+        return status_set(STATUS_USAGE,
+                          "%s%s %s: the samples contain no data; copy or write their empty files again",
+                          OPTION_DASHES, dataset->option, path);
     return dataset->multi_hot ? count_multi_hot(dataset) : STATUS_OK;
 }
 

@@ -305,7 +305,10 @@ static void leave_failed(struct set_files *files, struct entry *entry)
 static enum status open_shard(struct set_files *files, uint32_t file, struct entry *entry)
 {
     struct stat info;
-    *entry = (struct entry){.file = file, .users = 1, .fd = -1, .opening = true};
+    entry->file = file; /* `ready` stays false: take_shard() reads it without the lock */
+    entry->users = 1;
+    entry->opening = true;
+    entry->failure.status = STATUS_OK;
     files->entry_of[file] = (uint32_t)(entry - files->entries);
     files->bytes += files->dataset->files[file].bytes;
     files->count++;

@@ -391,6 +391,8 @@ static enum status check_mask(struct copy *copy, const struct dataset_sample *sa
     const enum status status = has ? image_check_masked(members_format(image->extension), image->bytes,
                                                         image->size, mask->bytes, mask->size, &copy->header)
                                    : dataset_lacks(dataset, sample, &dataset->choice.label, "label");
+    if (status == STATUS_FAILED)
+        status_append(status, "; repair or remove this sample in the source");
     return dataset_at(dataset, sample, &dataset->members[sample->member + (has ? sample->label : 0)], status);
 }
 

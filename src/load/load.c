@@ -578,8 +578,13 @@ static enum status load_accepts(const void *input, const struct variant *variant
                           load->dataset->path, (unsigned long long)load->dataset->sample_bytes_max);
     if (load->dataset->shards ? traits->shards : traits->files)
         return traits->accepts ? traits->accepts(load) : STATUS_OK;
-    return status_set(STATUS_USAGE, "reads %s, but %s holds %s", traits->shards ? "shards" : "single files",
-                      load->dataset->path, load->dataset->shards ? "shards" : "single files");
+    if (load->dataset->shards)
+        return status_set(STATUS_USAGE, "reads single files, but %s holds shards; use the variant %s",
+                          load->dataset->path, traits->device ? "shards-gpu" : "shards-omp");
+    return status_set(STATUS_USAGE,
+                      "reads shards, but %s holds single files; use the variant %s, or copy them to shards: "
+                      "--prepare DIR --from dataset --source %s",
+                      load->dataset->path, traits->device ? "stream-gpu" : "files-omp", load->dataset->path);
 }
 
 static const char *load_cache_state(const void *input)
