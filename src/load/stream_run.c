@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "core/parallel.h"
 #include "core/timer.h"
@@ -371,13 +372,17 @@ static enum status fill_request(struct stream_run *run, int threads)
     return ALLOCATED(run->labels, "out of memory for the labels");
 }
 
-/* Each thread that compares samples has a reader. If shards are read or unpacked into memory, each reader
- * would hold a whole one, so there is only one. */
+/* Each thread that compares samples has a reader. More threads than processors would only need more memory
+ * and open files. If shards are read or unpacked into memory, each reader would hold a whole one, so there is
+ * only one. */
 static enum status make_references(struct stream_run *run, int threads)
 {
     const struct convert convert = convert_make(DTYPE_U8, DTYPE_STORED, 0, 1);
     pixel_values_set(&run->bytes, &convert);
-    run->reference_count = dataset_in_memory(run->load->dataset) ? 1 : threads;
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    run->reference_count = dataset_in_memory(run->load->dataset)     ? 1
+                           : processors >= 1 && processors < threads ? (int)processors
+                                                                     : threads;
     run->references = calloc((size_t)run->reference_count, sizeof *run->references);
     return ALLOCATED(run->references, "out of memory for %d threads", threads);
 }
