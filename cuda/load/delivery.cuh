@@ -22,7 +22,6 @@
 #include "load/arrays.h"
 #include "data/plain_reader.h"
 #include "load/input.h"
-#include "load/pixels.h"
 #include "load/verifier.h"
 #include "load/unpack.cuh"
 

@@ -8,6 +8,7 @@
 #define FDSL_LOAD_CONVERT_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/dtype.h"
@@ -67,5 +68,43 @@ FDSL_HD void convert_one(const struct convert *convert, const uint8_t *values, u
     for (uint32_t b = 0; b < bytes; b++)
         slot[i * bytes + b] = (uint8_t)(word >> 8 * b);
 }
+
+/* ---- Comparison of images, for --verify; on the host ---- */
+
+#define PIXEL_GUESS_BITS 12
+
+/* The conversions of all bytes, as the bits of the values. Set it with pixel_values_set(). */
+struct pixel_values {
+    uint32_t value_bytes; /* bytes per value: 1, 2 or 4 */
+    uint32_t words[256];  /* by byte */
+    /* By hash of a word: a byte with this hash; 0 if there is none. */
+    uint8_t guesses[1 << PIXEL_GUESS_BITS];
+};
+
+/* A decoded image: interleaved bytes. */
+struct pixels {
+    const uint8_t *bytes;
+    uint64_t channels, height, width;
+};
+
+/* The form in which an image is delivered. */
+struct pixel_form {
+    const struct pixel_values *values; /* one per channel */
+    bool interleaved;                  /* true: NHWC; false: NCHW */
+    bool mirrored;                     /* horizontally */
+};
+
+FDSL_C_BEGIN
+
+/* Sets `values` to the conversions of bytes. convert->source is DTYPE_U8. */
+void pixel_values_set(struct pixel_values *values, const struct convert *convert);
+
+/* Returns whether each value of a delivered image is the conversion of a byte that differs from the decoded
+ * byte by at most `tolerance`: a device may decode a JPEG to bytes that differ a little from those of
+ * libjpeg. `delivered` may be unaligned. Thread safe. */
+bool pixels_match(const struct pixels *pixels, const struct pixel_form *form, uint32_t tolerance,
+                  const uint8_t *delivered);
+
+FDSL_C_END
 
 #endif

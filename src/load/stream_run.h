@@ -17,8 +17,8 @@
 #include "core/variant.h"
 #include "data/plain_reader.h"
 #include "data/set_stream.h"
+#include "load/convert.h"
 #include "load/input.h"
-#include "load/pixels.h"
 #include "load/verifier.h"
 
 struct stream_run;

@@ -1,4 +1,4 @@
-#include "load/pixels.h"
+#include "load/convert.h"
 
 #include <stddef.h>
 #include <stdlib.h>

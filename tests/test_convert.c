@@ -1,13 +1,13 @@
-/* Tests the comparison of delivered images with decoded ones (load/pixels.h) against its definition, which
+/* Tests the comparison of delivered images with decoded ones (load/convert.h) against its definition, which
  * converts each byte that is near the decoded one. */
 #include <criterion/criterion.h>
 
 #include <string.h>
 
 #include "core/philox.h"
-#include "load/pixels.h"
+#include "load/convert.h"
 
-TestSuite(pixels, .timeout = 120);
+TestSuite(convert, .timeout = 120);
 
 /* ---- The definition ---- */
 
@@ -111,7 +111,7 @@ static uint64_t count_different(const struct convert *convert, const struct pixe
 
 /* The values of all bytes, the words next to them, and random words, most of which are the value of no
  * byte. */
-Test(pixels, every_conversion_is_compared_as_defined)
+Test(convert, every_conversion_is_compared_as_defined)
 {
     for (size_t t = 0; t < COUNT_OF(tensors); t++)
         for (size_t m = 0; m < COUNT_OF(means); m++) {
@@ -172,7 +172,7 @@ static void deliver(const struct how *how, const uint8_t *bytes, uint32_t tolera
 }
 
 /* Images of random sizes, in all forms, also at odd addresses. */
-Test(pixels, faults_of_images_are_found)
+Test(convert, faults_of_images_are_found)
 {
     uint32_t found[FAULTS] = {0}, tried = 0;
     for (uint32_t n = 0; n < 4 * 2 * 2 * 2 * 5 * 3; n++) {
