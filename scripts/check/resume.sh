@@ -39,10 +39,9 @@ mkdir "$folder" || exit 2
 bench=("${FDSL_BENCH:-$(dirname "$0")/../../fdsl-bench}" "$@" --log-steps "$rows")
 read -r first second <<<"${DEVICES:-}" || true
 
-whole_pid='' parts_pid='' # of the training runs in the background
 stop_trainings() {
     local pid
-    for pid in $whole_pid $parts_pid; do
+    for pid in $(jobs -p); do # a signal may arrive before a variable has the value of $!
         kill -KILL "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
     done
@@ -71,7 +70,7 @@ parts() { # arguments: further options
 }
 
 killed() { # starts the second training run, and kills it after a new checkpoint within an epoch
-    local before status=0
+    local before parts_pid status=0
     before=$(latest)
     # With exec, $! is the training run itself, not a subshell.
     (exec "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" \
@@ -81,7 +80,6 @@ killed() { # starts the second training run, and kills it after a new checkpoint
     sleep "0.$(printf %03d $((RANDOM % 200)))"
     kill -KILL "$parts_pid" 2>/dev/null || true
     wait "$parts_pid" || status=$?
-    parts_pid=''
     ((status == 137)) || fail "the training run ended with status $status before it was killed; raise --train-size, or choose another EVERY (see $folder/parts.txt)"
     echo "killed after $(basename "$(latest)")"
 }

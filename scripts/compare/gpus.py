@@ -37,8 +37,7 @@ import subprocess
 import sys
 import time
 
-import torch_ranks  # in this folder
-from shared import PROGRAM, ROOT, Failed, joined, rows_of, run_script
+from shared import PROGRAM, ROOT, Failed, joined, rows_of, run_script, signals_held, start_process  # in this folder
 from torch_ranks import torchrun
 
 sys.path.insert(0, str(ROOT / "scripts/figures"))
@@ -230,15 +229,16 @@ def perform(run, left_s):
     """Runs a command until it ends, or `left_s` seconds have passed."""
     run.part.unlink(missing_ok=True)  # rows of a run that was stopped
     with open(run.output, "wb") as output:
-        process = subprocess.Popen(run.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                   env={**os.environ, **run.environment}, start_new_session=True,
-                                   preexec_fn=lambda: torch_ranks.die_with_parent(signal.SIGTERM))
+        process = None
         try:
+            with signals_held():
+                process = start_process(run.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                        env={**os.environ, **run.environment}, start_new_session=True)
             run.status = process.wait(None if left_s == float("inf") else max(1, left_s))
         except subprocess.TimeoutExpired:
             run.status = LATE
         finally:
-            if process.poll() is None:
+            if process and process.poll() is None:
                 end(process)
     if run.status == 0:
         run.part.touch()

@@ -24,13 +24,11 @@ import itertools
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
 
-import torch_ranks  # in this folder
-from shared import PROGRAM, ROOT, Failed, joined, run_script
+from shared import PROGRAM, ROOT, Failed, joined, run_script, signals_held, start_process  # in this folder
 
 sys.path.insert(0, str(ROOT / "scripts/figures"))
 sys.pycache_prefix = str(ROOT / "build/pycache")
@@ -221,11 +219,10 @@ class Schedule:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // shares)))
         if not run.pretrains:
             run.part.unlink(missing_ok=True)  # rows of a run that was stopped
-        with open(run.output, "ab") as output:
-            run.process = subprocess.Popen(run.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
-                                           preexec_fn=lambda: torch_ranks.die_with_parent(signal.SIGTERM))
-        run.gpu, run.started_s = gpu, self.now_s
-        self.on_gpu[gpu].append(run)
+        with open(run.output, "ab") as output, signals_held():
+            run.process = start_process(run.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+            run.gpu, run.started_s = gpu, self.now_s
+            self.on_gpu[gpu].append(run)
         self.say(f"GPU {self.devices[gpu]}: {run.name} starts")
 
     def finish(self, run, status):

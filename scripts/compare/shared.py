@@ -1,6 +1,8 @@
 """What the scripts of this folder share: how they run fdsl-bench, and how they end. Needs only the standard library."""
 
+import contextlib
 import csv
+import ctypes
 import errno
 import io
 import os
@@ -11,6 +13,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = str(ROOT / "fdsl-bench")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 
 
 class Failed(Exception):
@@ -93,11 +98,34 @@ def status_of(script, main):
         return 1
 
 
+@contextlib.contextmanager
+def signals_held():
+    """Signals that end the script wait until this block has stored the process that it starts. So the script ends that, too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def die_with_parent(number):
+    """Makes the kernel send a signal to this process when its parent ends for any reason."""
+    LIBC.prctl(PR_SET_PDEATHSIG, number)
+
+
+def start_process(command, **more):
+    """Starts a program that gets SIGTERM when this script ends. Call it inside signals_held()."""
+    def prepare():
+        die_with_parent(signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    return subprocess.Popen(command, preexec_fn=prepare, **more)
+
+
 def run_script(script, main, *errors):
     """Runs main() and ends the script with its status. Signals end it by SystemExit, so that it ends its processes first."""
     def interrupted(number, _):
         sys.exit(128 + number)
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ending in ENDING:
         signal.signal(ending, interrupted)
     try:
         sys.exit(main())

@@ -4,7 +4,6 @@ train() starts torchrun, which runs this file once per rank. With several ranks,
 gradients: with NCCL on GPUs, with Gloo on CPUs. Rank i uses GPU i.
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -18,28 +17,24 @@ import threading
 import time
 import traceback
 
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
+from shared import die_with_parent, signals_held, start_process  # in this folder
 
 
 class RankFailure(Exception):
     """A rank failed. The message is one line with the rank, the reason and a remedy."""
 
 
-def die_with_parent(number):
-    """Makes the kernel send a signal to this process when its parent ends for any reason."""
-    LIBC.prctl(PR_SET_PDEATHSIG, number)
-
-
 def start(command, **more):
     """Runs a launcher. The launcher ends its ranks when it gets SIGTERM, so no rank outlives this script."""
-    with subprocess.Popen(command, preexec_fn=lambda: die_with_parent(signal.SIGTERM), **more) as process:
-        try:
-            output, errors = process.communicate()
-        except BaseException:
+    process = None
+    try:
+        with signals_held():
+            process = start_process(command, **more)
+        output, errors = process.communicate()
+    finally:
+        if process and process.poll() is None:
             process.terminate()
             process.wait()
-            raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
