@@ -221,6 +221,34 @@ Test(load, half_precision_samples_are_augmented_exactly)
     cr_assert(values[0] == 1 && values[1] == -2 && values[2] == 0x1p-24f && values[3] == 65504);
 }
 
+/* Threads that may help each other take at most half of what is left of a share, so that its end is divided.
+ */
+Test(load, the_end_of_a_share_is_divided_among_threads)
+{
+    static const uint32_t counts[] = {0, 1, 2, 3, 127, 255, 256, 257, 511, 512, 513, 10007};
+    for (size_t c = 0; c < COUNT_OF(counts); c++)
+        for (int threads = 1; threads <= 2; threads++)
+            for (int consumed = 0; consumed <= 1; consumed++) {
+                const struct load_parameters given = {.batch = 256, .on_error = ON_ERROR_FAIL};
+                struct consumer consumer = {0};
+                struct load_control control = {.consumer = consumed ? &consumer : NULL};
+                const struct load load = {.given = &given, .control = &control};
+                struct reader reader = {.load = &load, .threads = threads};
+                struct worker share = {.load = &load, .reader = &reader, .order.count = counts[c]};
+                uint32_t first, count, taken = 0;
+                worker_open(&share);
+                while (worker_take(&share, &first, &count)) {
+                    const uint32_t left = counts[c] - taken, half = (left + 1) / 2;
+                    const uint32_t most = threads == 2 && !consumed ? half : left;
+                    cr_assert_eq(first, taken);
+                    cr_assert_eq(count, most < 256 ? most : 256, "%u of %u left, %d threads", count, left,
+                                 threads);
+                    taken += count;
+                }
+                cr_assert_eq(taken, counts[c]);
+            }
+}
+
 /* ---- Whole data sets ---- */
 
 Test(load, every_variant_delivers_every_sample_once, .init = make_folder, .fini = remove_folder)

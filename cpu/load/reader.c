@@ -314,9 +314,13 @@ void worker_open(struct worker *share)
 bool worker_take(struct worker *share, uint32_t *first, uint32_t *count)
 {
     const uint32_t batch = share->load->given->batch;
+    const bool divides = worker_helps(share);
     uint32_t next = __atomic_load_n(&share->next, __ATOMIC_ACQUIRE);
     while (next != CLOSED && next < share->order.count) {
-        const uint32_t left = share->order.count - next, size = left < batch ? left : batch;
+        const uint32_t left = share->order.count - next;
+        uint32_t size = left < batch ? left : batch;
+        if (divides && left / 2 < batch)
+            size = left - left / 2;
         if (__atomic_compare_exchange_n(&share->next, &next, next + size, true, __ATOMIC_ACQUIRE,
                                         __ATOMIC_ACQUIRE)) {
             *first = next;
@@ -329,7 +333,8 @@ bool worker_take(struct worker *share, uint32_t *first, uint32_t *count)
 
 bool worker_helps(const struct worker *worker)
 {
-    return !worker->load->control->consumer && worker->load->given->on_error == ON_ERROR_FAIL;
+    return worker->reader->threads > 1 && !worker->load->control->consumer &&
+           worker->load->given->on_error == ON_ERROR_FAIL;
 }
 
 /* ---- A run ---- */
