@@ -596,17 +596,27 @@ Test(load, changed_byte_in_buffer_is_detected, .init = make_folder, .fini = remo
             const struct reader *reader = job.state;
             expect_none_wrong(&job);
             run_well(&job, 6);
+            const struct dataset_sample *samples = reader->load->dataset->samples;
+            uint32_t first = UINT32_MAX;
             for (uint32_t i = 0, torn = 0; i < reader->slots && torn < 2; i++)
                 if (reader->workers[0].held[i] != READER_LOST) {
-                    uint64_t bytes = reader->load->dataset->samples[reader->workers[0].held[i]].bytes;
-                    reader->workers[0].slots[i * reader->stride + bytes / 2] ^= 1;
+                    const uint32_t number = reader->workers[0].held[i];
+                    reader->workers[0].slots[i * reader->stride + samples[number].bytes / 2] ^= 1;
+                    first = number < first ? number : first;
                     torn++;
                 }
             must(job.workload->verify(job.input, job.variant, job.state, 6, &wrong));
             cr_expect_eq(wrong, 2, "%s: %d", shard_variants[v], (int)wrong);
+            char text[256] = "2 of 101 samples", name[64];
+            snprintf(name, sizeof name, "2 of 101 samples (the first: '%s' of /tmp/", samples[first].key);
+            job.workload->checks.verdict(job.input, job.state, text, sizeof text);
+            cr_expect(strncmp(text, name, strlen(name)) == 0 && strstr(text, ".tar)"), "%s", text);
             must(job.workload->verify(job.input, job.variant, job.state, 7, &wrong));
             cr_expect_eq(wrong, 101, "%s: the buffers have the samples of another run: %d wrong",
                          shard_variants[v], (int)wrong);
+            strcpy(text, "all");
+            job.workload->checks.verdict(job.input, job.state, text, sizeof text);
+            cr_expect_str_eq(text, "all"); /* no sample is the cause */
         }
         close_job(&job);
     }

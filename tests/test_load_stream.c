@@ -412,6 +412,10 @@ Test(load_stream, planted_faults_are_found)
         cr_expect(plant == PLANT_NOTHING || plant == PLANT_HASH || plant == PLANT_UNCHANGED ? wrong == 0
                                                                                             : wrong > 0,
                   "fault %d: %" PRIu64 " samples are wrong", plant, wrong);
+        char text[256] = "n samples";
+        job.workload->checks.verdict(job.input, NULL, text, sizeof text);
+        cr_expect((wrong > 0) == (strstr(text, "n samples (the first: '0000") && strstr(text, "' of /tmp/")),
+                  "fault %d: %s", plant, text);
         close_job(&job);
     }
 }

@@ -553,8 +553,11 @@ enum status reader_verify_slots(void *state, uint64_t *wrong)
         for (uint32_t i = 0; i < reader->slots; i++) {
             uint32_t number = reader->workers[w].held[i];
             const uint8_t *data = reader->workers[w].slots + i * reader->stride;
-            *wrong += number != READER_LOST &&
-                      hash_of(dataset, number, data, checksum_whole) != dataset->samples[number].whole;
+            if (number != READER_LOST &&
+                hash_of(dataset, number, data, checksum_whole) != dataset->samples[number].whole) {
+                ++*wrong;
+                load_note_wrong(reader->load->control, number);
+            }
         }
     return STATUS_OK;
 }

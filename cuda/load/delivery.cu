@@ -809,8 +809,10 @@ static enum status check_group(struct output_queue *queue, uint32_t first, uint3
         if (number == DELIVERY_LOST)
             continue;
         TRY(check_slot(queue, first, i, &right));
-        queue->check.wrong += !right;
-        if (right && seen && __atomic_load_n(&seen[number], __ATOMIC_RELAXED) < 255)
+        if (!right) {
+            queue->check.wrong++;
+            load_note_wrong(queue->delivery->load->control, number);
+        } else if (seen && __atomic_load_n(&seen[number], __ATOMIC_RELAXED) < 255)
             __atomic_fetch_add(&seen[number], 1, __ATOMIC_RELAXED);
     }
     return STATUS_OK;

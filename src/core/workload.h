@@ -139,8 +139,8 @@ struct workload {
         /* The unit of the wrong items that verify() counts, plural; NULL: `item`. */
         const char *item;
 
-        /* Describes what verify() found wrong, for example "9 of 10 losses". If this function is NULL, the
-         * number of wrong items is shown. */
+        /* Describes what verify() found wrong, for example "9 of 10 losses". `text` has the number of wrong
+         * items, which is shown if this function is NULL. */
         void (*verdict)(const void *input, void *state, char *text, size_t size);
     } checks;
 

@@ -58,6 +58,7 @@ struct load_control {
     bool whole;       /* compute checksums over every byte and verify samples one by one */
     bool timed_calls; /* time each open, read and close call */
     uint8_t *seen;    /* with `whole`: how often each sample was delivered correctly, up to 255 */
+    uint32_t wrong;   /* the smallest number of a sample that verify() found wrong; UINT32_MAX: none */
 
     double resident_share; /* share of the data set that a variant keeps in device memory; set by its setup(),
                               or its latest run */
@@ -123,6 +124,15 @@ struct load {
 static inline bool load_skips(const struct load *load)
 {
     return load->given->on_error == ON_ERROR_SKIP;
+}
+
+/* Records that verify() found a sample wrong, for the message. Thread-safe. */
+static inline void load_note_wrong(struct load_control *control, uint32_t sample)
+{
+    uint32_t first = __atomic_load_n(&control->wrong, __ATOMIC_RELAXED);
+    while (sample < first && !__atomic_compare_exchange_n(&control->wrong, &first, sample, true,
+                                                          __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
 }
 
 /* Properties of a load variant. */

@@ -672,10 +672,15 @@ static enum status count_unseen(const struct load_job *job, const struct variant
     FREED uint8_t *wanted = calloc(job->dataset.sample_count, 1);
     TRY(ALLOCATED(wanted, "out of memory to verify"));
     TRY(load_visit_epoch(&job->load, &plan, number, want, wanted));
+    const bool streams = ((const struct load_traits *)variant->traits)->streams;
+    const uint64_t skipped = streams ? 0 : result->skipped; /* a stream also proves what it masks */
     for (uint32_t i = 0; i < job->dataset.sample_count; i++)
-        *wrong += job->control.seen[i] != wanted[i];
-    if (!((const struct load_traits *)variant->traits)->streams) /* a stream also proves what it masks */
-        *wrong -= *wrong < result->skipped ? *wrong : result->skipped;
+        if (job->control.seen[i] != wanted[i]) {
+            ++*wrong;
+            if (!skipped) /* otherwise, this may be a skipped one */
+                load_note_wrong(job->load.control, i);
+        }
+    *wrong -= *wrong < skipped ? *wrong : skipped;
     return STATUS_OK;
 }
 
@@ -688,6 +693,7 @@ static enum status load_verify(const void *input, const struct variant *variant,
     const struct load_job *job = input;
     const struct load_traits *traits = variant->traits;
     *wrong = 0;
+    job->load.control->wrong = UINT32_MAX;
     struct load_result result;
     TRY(variant->fetch(state, &result));
     if (result.number != number) {
@@ -696,6 +702,20 @@ static enum status load_verify(const void *input, const struct variant *variant,
     }
     return job->control.whole ? count_unseen(job, variant, number, &result, wrong)
                               : traits->verify_slots(state, wrong);
+}
+
+/* Adds the first sample that load_verify() found wrong on this rank. */
+static void load_verdict(const void *input, void *state, char *text, size_t size)
+{
+    (void)state;
+    const struct load_job *job = input;
+    const struct dataset *dataset = &job->dataset;
+    if (job->control.wrong == UINT32_MAX)
+        return;
+    const struct dataset_sample *sample = &dataset->samples[job->control.wrong];
+    const size_t used = strlen(text);
+    snprintf(text + used, size - used, " (the first: '%s' of %s/%s)", sample->key, dataset->path,
+             dataset->files[dataset->members[sample->member].file].name);
 }
 
 /* ---- The workload ---- */
@@ -733,6 +753,7 @@ const struct workload workload_load = {
     .work = load_work,
     .verify = load_verify,
     .checks.closely = check_closely,
+    .checks.verdict = load_verdict,
     .observe = load_observe,
     .measure = load_measure,
 };

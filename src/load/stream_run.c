@@ -237,8 +237,10 @@ static enum status compare_batch(struct stream_run *run, uint64_t *wrong)
     if (comparison.failed != UINT64_MAX)
         return status_restore(&comparison.failure);
     for (uint32_t i = 0; i < count; i++) {
-        *wrong += !right[i];
-        if (right[i] && seen && seen[batch->numbers[i]] < 255)
+        if (!right[i]) {
+            ++*wrong;
+            load_note_wrong(run->load->control, batch->numbers[i]);
+        } else if (seen && seen[batch->numbers[i]] < 255)
             seen[batch->numbers[i]]++;
     }
     return STATUS_OK;

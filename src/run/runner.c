@@ -209,7 +209,7 @@ static enum status judge(struct runner *runner, void *state, struct result *resu
     result->wrong = wrong;
     if (runner_leads(runner))
         TRY(report_wrong(runner, result));
-    char what[128];
+    char what[1024];
     if (workload->checks.item)
         snprintf(what, sizeof what, "%llu %s", (unsigned long long)wrong, workload->checks.item);
     else
