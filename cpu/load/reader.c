@@ -236,6 +236,8 @@ void reader_close(struct reader *reader)
     copier_forget(&reader->copier);
 }
 
+#define SLOTS_REMEDY "lower --batch, --shuffle or --threads"
+
 static enum status open_worker(struct reader *reader, struct worker *worker)
 {
     struct order_plan plan = load_plan(reader->load, reader->threads);
@@ -246,9 +248,8 @@ static enum status open_worker(struct reader *reader, struct worker *worker)
     worker->latency = calloc(LOAD_CALLS, sizeof *worker->latency);
     if (worker->slots && worker->held && worker->latency)
         return STATUS_OK;
-    return status_set(STATUS_EXHAUSTED,
-                      "out of memory for %u samples of %zu bytes; lower --batch or --shuffle", reader->slots,
-                      reader->stride);
+    return status_set(STATUS_EXHAUSTED, "out of memory for %u samples of %zu bytes; " SLOTS_REMEDY,
+                      reader->slots, reader->stride);
 }
 
 /* Computes the memory of the slots, and the part of it that one batch per worker fills. */
@@ -282,8 +283,7 @@ enum status reader_open(struct reader *reader, const struct load *load, int thre
                         .stride = stride,
                         .copier = {.load = load, .threads = threads, .stride = stride},
                         .slots = (slots + load->given->batch - 1) / load->given->batch * load->given->batch};
-    TRY(memory_check((uint64_t)threads * reader->slots * reader->stride, "the buffers",
-                     "lower --batch, --shuffle or --threads"));
+    TRY(memory_check((uint64_t)threads * reader->slots * reader->stride, "the buffers", SLOTS_REMEDY));
     struct order_plan plan = load_plan(load, threads);
     TRY(verifier_open(&reader->verifier, load, &plan));
     reader->result.number = UINT64_MAX;
