@@ -124,8 +124,9 @@ Test(checks, an_interrupt_ends_running_checks)
     shell("bash -euo pipefail -c 'source scripts/check/parallel.sh; check \"a long one\" sleep 31.%d; "
           "conclude' "
           "two.sh & "
-          "sleep 0.5; kill -TERM $!; wait $!; echo ended $?",
-          getpid());
+          "until pgrep -fx 'sleep 31[.]%d'; do sleep 0.02; done >/dev/null; kill -TERM $!; wait $!; echo "
+          "ended $?",
+          getpid(), getpid());
     expect(0, "ended 130\n");
     shell(
         "for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p; echo; done 2>/dev/null | grep '^sleep 31[.]%d'",
