@@ -899,7 +899,7 @@ Test(advise, with_a_network_a_run_may_be_killed)
     EXPECT_PRINTS(
         0, "the step without input constant ",
         "{ CUDA_VISIBLE_DEVICES= $P advise --data d --compute train:logreg --classes 10 --batch 4 "
-        "--out-res 16 --threads 1 --time 4 --out killed & for i in $(seq 500); do "
+        "--out-res 16 --threads 1 --time 8 --out killed & for i in $(seq 1500); do "
         "grep -q live killed/train.csv && break; sleep 0.02; done 2>grep.txt; "
         "for run in $(cat /proc/$!/task/$!/children); do :; done; kill -KILL $run || exit 9; wait $!; }");
 }
