@@ -26,7 +26,7 @@ static inline bool same_files(const char *one, const char *other)
 static inline pid_t start_training(const char *options, pid_t ranks[8])
 {
     char line[512];
-    snprintf(line, sizeof line, "%s--epochs 1000000 --checkpoint k --rank-timeout 2", options);
+    snprintf(line, sizeof line, "%s--epochs 1000000 --checkpoint k --rank-timeout 6", options);
     drop_repeated_in(line);
     pid_t mpirun = start_ranks(9, "-n 3 $PROGRAM %s", line); /* there is no rank 9, so no rank stops */
     double begin_s = timer_now_s();

@@ -72,7 +72,7 @@ static inline void run(int ranks, const char *arguments)
     snprintf(line, sizeof line, "%s", arguments);
     drop_repeated_in(line);
     if (ranks)
-        shell("timeout 50 mpirun --bind-to none -n %d $PROGRAM %s", ranks, line);
+        shell("timeout 150 mpirun --bind-to none -n %d $PROGRAM %s", ranks, line);
     else
         shell("$PROGRAM %s", line);
 }
@@ -287,7 +287,7 @@ static inline void expect_end(pid_t mpirun, const char *words, int rank)
 {
     int ended;
     bool named = false;
-    cr_assert(ends_within(mpirun, 15, &ended), "the ranks did not end");
+    cr_assert(ends_within(mpirun, 40, &ended), "the ranks did not end");
     read_text("stderr.txt", err);
     const char *at = strstr(err, words);
     cr_assert_not_null(at, "%s", err);
@@ -323,7 +323,7 @@ static inline void run_with_fault(int rank, int factor, const char *options)
         "    return PMPI_Ibarrier(MPI_COMM_SELF, request);\n"
         "}\n";
     make_library("faulty", faulty);
-    shell("timeout 50 mpirun --bind-to none -x FAULTY_RANK=%d -x FAULTY_FACTOR=%d -x "
+    shell("timeout 150 mpirun --bind-to none -x FAULTY_RANK=%d -x FAULTY_FACTOR=%d -x "
           "LD_PRELOAD=$PWD/faulty.so -x "
           "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 -n 2 $PROGRAM %s",
           rank, factor, options);

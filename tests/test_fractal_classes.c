@@ -243,7 +243,7 @@ Test(fractal_classes, bad_class_files_are_refused_with_their_line)
 
 /* ---- The command line ---- */
 
-TestSuite(fractal_files, .init = shell_set_up, .fini = shell_tear_down, .timeout = 300);
+TestSuite(fractal_files, .init = shell_set_up, .fini = shell_tear_down, .timeout = 900);
 
 Test(fractal_files, class_files_survive_every_way_of_reading_and_writing)
 {

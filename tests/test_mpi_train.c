@@ -10,7 +10,7 @@
 
 #include "mpi_train.h" /* included last, because its `out` and `status` would shadow names in other headers */
 
-TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 120);
+TestSuite(mpi_train, .init = start, .fini = stop, .timeout = 400);
 
 /* ---- Results ---- */
 
