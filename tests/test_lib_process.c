@@ -181,8 +181,8 @@ Test(lib_process, memory_that_does_not_suffice_is_reported)
     cr_expect(failures > 0 && successes > 0, "%d failures, %d successes", failures, successes);
 }
 
-/* The first 100 generators may fill the allocator's caches. After that, memory must not grow: a leak of 16
- * bytes per generator or call, the least that malloc() allocates, exceeds the bound. */
+/* The first 100 generators may fill the allocator's caches. After that, memory must not grow: a leak of
+ * 16 bytes per generator or call exceeds the bound. */
 Test(lib_process, generators_and_calls_leak_no_memory)
 {
     struct fdsl_config config = small();

@@ -414,7 +414,8 @@ Test(load_stream, planted_faults_are_found)
                   "fault %d: %" PRIu64 " samples are wrong", plant, wrong);
         char text[256] = "n samples";
         job.workload->checks.verdict(job.input, NULL, text, sizeof text);
-        cr_expect((wrong > 0) == (strstr(text, "n samples (the first: '0000") && strstr(text, "' of /tmp/")),
+        cr_expect((wrong > 0) ==
+                      (strstr(text, "n samples (the first: /tmp/") && strstr(text, "sample '0000")),
                   "fault %d: %s", plant, text);
         close_job(&job);
     }

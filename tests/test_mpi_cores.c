@@ -5,7 +5,7 @@
 
 #include "mpirun.h"
 
-TestSuite(mpi_cores, .init = start, .fini = stop, .timeout = 120);
+TestSuite(mpi_cores, .init = start, .fini = stop, .timeout = 400);
 
 static bool apart(const pid_t *ranks, int count)
 {

@@ -6,7 +6,7 @@
 
 #include "mpirun.h"
 
-TestSuite(mpi_exchange, .init = start, .fini = stop, .timeout = 120);
+TestSuite(mpi_exchange, .init = start, .fini = stop, .timeout = 400);
 
 #define EXCHANGE \
     "--workload exchange --variant mpi --warmups 1 --warmup-time 0 --loops 3 --format csv --verify "

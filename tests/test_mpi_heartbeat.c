@@ -8,7 +8,7 @@
 #include "machine/heartbeat.h"
 #include "mpirun.h"
 
-TestSuite(mpi_heartbeat, .init = start, .fini = stop, .timeout = 120);
+TestSuite(mpi_heartbeat, .init = start, .fini = stop, .timeout = 400);
 
 #define ROLE     "FDSL_TEST_HEARTBEAT" /* variable of ranks; its value says what rank 1 does */
 
@@ -55,7 +55,7 @@ static void run_ranks(int ranks, const char *role)
 {
     char self[PATH_MAX] = "";
     cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-    shell("timeout 50 mpirun --bind-to none -x " ROLE "=%s -n %d %s", role, ranks, self);
+    shell("timeout 150 mpirun --bind-to none -x " ROLE "=%s -n %d %s", role, ranks, self);
 }
 
 Test(mpi_heartbeat, a_stopped_rank_ends_all_ranks)

@@ -9,7 +9,7 @@
 
 #include "data/npy.h"
 
-TestSuite(mpi_load, .init = start, .fini = stop, .timeout = 120);
+TestSuite(mpi_load, .init = start, .fini = stop, .timeout = 400);
 
 #define READ "--variant %s --data set --cache any --warmups 0 --warmup-time 0 --min-samples 1 "
 
@@ -25,7 +25,7 @@ static void prepare(const char *name, const char *options)
 /* Runs two ranks, each in its own folder. */
 static void run_apart(const char *arguments)
 {
-    shell("timeout 50 mpirun --bind-to none -n 1 sh -c 'cd one; exec $PROGRAM %s' : "
+    shell("timeout 150 mpirun --bind-to none -n 1 sh -c 'cd one; exec $PROGRAM %s' : "
           "-n 1 sh -c 'cd two; exec $PROGRAM %s'",
           arguments, arguments);
 }
@@ -98,7 +98,7 @@ Test(mpi_load, ranks_prepare_one_data_set)
     static const char *const words[] = {"rank 1: its options or the files",
                                         "rank 1: its options differ from those", "rank 1: unknown source"};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
-        shell("timeout 50 mpirun -n 1 $PROGRAM --prepare set --samples 40 : -n 1 $PROGRAM --prepare set %s",
+        shell("timeout 150 mpirun -n 1 $PROGRAM --prepare set --samples 40 : -n 1 $PROGRAM --prepare set %s",
               others[i]);
         if (strstr(err, "not built"))
             cr_skip_test("this build cannot prepare data sets");

@@ -5,7 +5,7 @@
 
 #include "mpi_train.h"
 
-TestSuite(mpi_shares, .init = start, .fini = stop, .timeout = 120);
+TestSuite(mpi_shares, .init = start, .fini = stop, .timeout = 400);
 
 /* The ranks train on 62 samples in steps of 24, 24 and 14 samples. */
 Test(mpi_shares, any_shares_train_what_one_rank_trains)

@@ -18,7 +18,7 @@
 
 #include "mpirun.h" /* included last, because its `out` and `status` would shadow names in other headers */
 
-TestSuite(mpi_sums, .init = start, .fini = stop, .timeout = 120);
+TestSuite(mpi_sums, .init = start, .fini = stop, .timeout = 400);
 
 #define COUNTED     "FDSL_TEST_SUM"   /* variable of the ranks that test comm_reduce() */
 #define MIXED_RANKS "FDSL_TEST_MIXED" /* variable of the ranks that test different engines */
@@ -329,7 +329,7 @@ Test(mpi_sums, a_late_rank_is_named_once)
     char self[PATH_MAX] = "", words[64];
     cr_assert(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     for (size_t i = 0; i < COUNT_OF(kinds); i++) {
-        shell("timeout 50 mpirun --bind-to none -x '" LATE_RANK "=%s' -n 3 %s", kinds[i], self);
+        shell("timeout 150 mpirun --bind-to none -x '" LATE_RANK "=%s' -n 3 %s", kinds[i], self);
         snprintf(words, sizeof words, "waiting for rank %c for 3", *kinds[i]);
         const char *at = strstr(err, words);
         cr_expect_eq(status, 0, "%s: exit %d: %s", kinds[i], status, err);

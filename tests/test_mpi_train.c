@@ -445,7 +445,7 @@ Test(mpi_train, a_rank_without_memory_ends_all_ranks)
     cr_assert(file && fputs(no_totals, file) >= 0 && fclose(file) == 0);
     shell("cc -shared -fPIC -DSIZE=%zu -o totals.so totals.c", sizeof(struct train_totals));
     cr_assert_eq(status, 0, "%s", err);
-    shell("timeout 50 mpirun --bind-to none -n 2 -x LD_PRELOAD=$PWD/totals.so $PROGRAM " LEARN);
+    shell("timeout 150 mpirun --bind-to none -n 2 -x LD_PRELOAD=$PWD/totals.so $PROGRAM " LEARN);
     cr_expect_eq(status, 1, "exit %d: %s", status, err);
     cr_expect_not_null(strstr(err, "rank 1: out of memory"), "%s", err);
 }
@@ -454,7 +454,7 @@ Test(mpi_train, a_rank_without_memory_ends_all_ranks)
 /* Runs two ranks with different commands, in which $PROGRAM is the program. */
 static void run_two(const char *one, const char *other)
 {
-    shell("timeout 50 mpirun --bind-to none -n 1 %s : -n 1 %s", one, other);
+    shell("timeout 150 mpirun --bind-to none -n 1 %s : -n 1 %s", one, other);
 }
 
 Test(mpi_train, ranks_may_have_different_numbers_of_threads)
@@ -607,7 +607,7 @@ Test(mpi_train, ranks_divide_the_test_set_of_inference)
     run(2, INFER "--scaling strong");
     cr_expect(status == 2 && strstr(err, "--scaling strong: the ranks of infer have a whole batch"), "%s",
               err);
-    shell("cp -r k k1 && timeout 50 mpirun --bind-to none -n 2 sh -c '$PROGRAM " INFER
+    shell("cp -r k k1 && timeout 150 mpirun --bind-to none -n 2 sh -c '$PROGRAM " INFER
           "--test-size $((19 + OMPI_COMM_WORLD_RANK))'");
     cr_expect(status == 2 && strstr(err, "differ from those of rank 0"), "%d: %s", status, err);
 #undef INFER

@@ -10,7 +10,7 @@
 
 #include "mpirun.h" /* last: its global variables would hide parameters of the headers above */
 
-TestSuite(mpi_updates, .init = start, .fini = stop, .timeout = 120);
+TestSuite(mpi_updates, .init = start, .fini = stop, .timeout = 400);
 
 #define RANKS_OF_TEST "FDSL_TEST_SHARES" /* environment variable of the ranks */
 

@@ -304,19 +304,12 @@ uint32_t reader_stream_slots(const struct load *load)
 
 /* ---- Shares ---- */
 
-#define CLOSED UINT32_MAX /* value of worker->next before the order of the epoch is known */
-
-void worker_open(struct worker *share)
-{
-    __atomic_store_n(&share->next, 0, __ATOMIC_RELEASE);
-}
-
 bool worker_take(struct worker *share, uint32_t *first, uint32_t *count)
 {
     const uint32_t batch = share->load->given->batch;
     const bool divides = worker_helps(share);
     uint32_t next = __atomic_load_n(&share->next, __ATOMIC_ACQUIRE);
-    while (next != CLOSED && next < share->order.count) {
+    while (next < share->order.count) {
         const uint32_t left = share->order.count - next;
         uint32_t size = left < batch ? left : batch;
         if (divides && left / 2 < batch)
@@ -362,13 +355,17 @@ static void clear(struct worker *worker)
         memset(worker->latency, 0, LOAD_CALLS * sizeof *worker->latency);
 }
 
-static void read_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
+static void begin_epoch(struct worker *worker, uint32_t number, uint64_t epoch)
+{
+    worker->epoch = epoch;
+    worker->delivered = worker->next = 0;
+    order_make(&worker->reader->verifier.plan, epoch, number, &worker->order);
+}
+
+static void read_epoch(struct worker *worker)
 {
     struct verifier *verifier = &worker->reader->verifier;
     uint64_t lost = worker->losses.checksum.count;
-    worker->epoch = epoch;
-    worker->delivered = 0;
-    order_make(&verifier->plan, epoch, number, &worker->order);
     enum status status = worker->reader->epoch(worker);
     if (status != STATUS_OK) /* keep the message, because status_text() is per thread */
         worker->failure = status_save(status);
@@ -407,12 +404,17 @@ enum status reader_run(void *state, uint64_t number, struct run_time *time)
     for (int w = 0; w < threads; w++)
         clear(&reader->workers[w]);
     for (uint32_t i = 0; i < load->epochs; i++) {
-        for (int w = 0; w < threads; w++)
-            reader->workers[w].next = CLOSED;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
-        for (int w = 0; w < threads; w++)
-            read_epoch(&reader->workers[w], load->rank * (uint32_t)threads + (uint32_t)w,
-                       number * load->epochs + i);
+        /* All shares have an order before a thread helps another. */
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+#pragma omp for schedule(static, 1)
+            for (int w = 0; w < threads; w++)
+                begin_epoch(&reader->workers[w], load->rank * (uint32_t)threads + (uint32_t)w,
+                            number * load->epochs + i);
+#pragma omp for schedule(static, 1)
+            for (int w = 0; w < threads; w++)
+                read_epoch(&reader->workers[w]);
+        }
         for (int w = 0; w < threads; w++)
             if (reader->workers[w].failure.status != STATUS_OK)
                 return status_restore(&reader->workers[w].failure);

@@ -129,12 +129,11 @@ enum status reader_verify_slots(void *state, uint64_t *wrong);
  * requested, adds them to the checksum, and passes the batch to the consumer, if there is one. */
 enum status worker_deliver(struct worker *worker, uint32_t slot, uint32_t count);
 
-/* worker_take() takes the next samples of a share: `*count` from index `*first` of share->order on. Returns
- * false if none is left, or before worker_open() has opened the share in this epoch. A thread whose own share
- * is finished may take samples of others, if worker_helps(): if batches have no consumer, and any lost sample
- * ends the run. Then at most half of the share's remaining samples are taken at once, otherwise a batch. So
- * all threads end at nearly the same time, even if there are fewer batches than threads. */
-void worker_open(struct worker *share);
+/* worker_take() takes the next samples of a share, at most a batch: `*count` from index `*first` of
+ * share->order on. Returns false if none is left. A thread whose own share is finished may take samples of
+ * others, if worker_helps(): if there are other threads, batches have no consumer, and any lost sample ends
+ * the run. Then it also takes at most half of what is left, rounded up. So threads end at nearly the same
+ * time, even if there are fewer batches than threads. */
 bool worker_take(struct worker *share, uint32_t *first, uint32_t *count);
 bool worker_helps(const struct worker *worker);
 

@@ -213,7 +213,6 @@ static enum status mapped_epoch(struct worker *worker)
     struct reader *reader = worker->reader;
     const int number = (int)(worker - reader->workers), shares = worker_helps(worker) ? reader->threads : 1;
     uint32_t first, count;
-    worker_open(worker);
     for (int i = 0; i < shares; i++) {
         struct worker *share = &reader->workers[(number + i) % reader->threads];
         struct position at = {.entered = i == 0 ? 0 : UINT32_MAX}; /* the owner of a share reads ahead */

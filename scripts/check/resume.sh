@@ -55,7 +55,9 @@ fail() {
     exit 1
 }
 
-whole() { # never returns; call it in a subshell, whose process becomes the training run
+# whole() and parts() never return. Call them in the background: the new process becomes the training run, and a signal can
+# end the script while it waits.
+whole() {
     exec "${bench[@]}" ${first:+--device "$first"} --log "$folder/whole.csv" --export "$folder/whole.safetensors" >"$folder/whole.txt" 2>&1
 }
 
@@ -65,16 +67,14 @@ latest() { # prints the latest checkpoint, or the pattern itself if there is non
 }
 
 parts() { # arguments: further options
-    "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" --checkpoint-steps "$every" \
-        --resume "$@" >>"$folder/parts.txt" 2>&1
+    exec "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" \
+        --checkpoint-steps "$every" --resume "$@" >>"$folder/parts.txt" 2>&1
 }
 
 killed() { # starts the second training run, and kills it after a new checkpoint within an epoch
     local before parts_pid status=0
     before=$(latest)
-    # With exec, $! is the training run itself, not a subshell.
-    (exec "${bench[@]}" ${second:+--device "$second"} --log "$folder/parts.csv" --checkpoint "$folder/checkpoints" \
-        --checkpoint-steps "$every" --resume >>"$folder/parts.txt" 2>&1) &
+    parts &
     parts_pid=$!
     while kill -0 "$parts_pid" 2>/dev/null && { [[ $(latest) == "$before" ]] || [[ $(latest) != *step* ]]; }; do sleep 0.01; done
     sleep "0.$(printf %03d $((RANDOM % 200)))"
@@ -89,15 +89,16 @@ losses() { # file of --log: prints step, samples, loss, accuracy and learning ra
         { print $at["step"], $at["samples_seen"], $at["loss"], $at["accuracy"], $at["lr"] }' "$1" | sort -u
 }
 
-if [[ $second ]]; then
-    whole &
-    whole_pid=$!
-else
-    (whole) || fail "the uninterrupted training failed: $(tail -n 1 "$folder/whole.txt") (see $folder/whole.txt)"
-fi
+whole &
+whole_pid=$!
+finish_whole() {
+    wait "$whole_pid" || fail "the uninterrupted training failed: $(tail -n 1 "$folder/whole.txt") (see $folder/whole.txt)"
+}
+[[ $second ]] || finish_whole
 while ((kills-- > 0)); do killed; done
-parts --export "$folder/parts.safetensors" || fail "the resumed training failed: $(tail -n 1 "$folder/parts.txt") (see $folder/parts.txt)"
-[[ ! $second ]] || wait "$whole_pid" || fail "the uninterrupted training failed: $(tail -n 1 "$folder/whole.txt") (see $folder/whole.txt)"
+parts --export "$folder/parts.safetensors" &
+wait "$!" || fail "the resumed training failed: $(tail -n 1 "$folder/parts.txt") (see $folder/parts.txt)"
+[[ ! $second ]] || finish_whole
 cmp "$folder/whole.safetensors" "$folder/parts.safetensors" || fail 'the weights differ'
 diff <(losses "$folder/whole.csv") <(losses "$folder/parts.csv") || fail 'the losses differ'
 ! losses "$folder/whole.csv" | grep -qi 'nan\|inf' || fail 'a loss is not finite'

@@ -80,7 +80,7 @@ def rows_of(command):
 
 
 def started(command):
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return shared.start_process(command, stdout=subprocess.PIPE, text=True)
 
 
 def finished(run):

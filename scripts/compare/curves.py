@@ -36,7 +36,7 @@ import subprocess
 import sys
 import time
 
-from shared import PROGRAM, ROOT, Failed  # in this folder
+from shared import PROGRAM, ROOT, Failed, start_process  # in this folder
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIRST = 20  # rows that --first-bound compares
@@ -163,7 +163,7 @@ def start(options, name, words):
     with open(f"{options.folder}/{name}.txt", "w", encoding="utf-8") as output:
         print(*words, file=output, flush=True)
         try:
-            return subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            return start_process(words, stdout=output, stderr=subprocess.STDOUT, env=environment)
         except OSError as error:
             raise Failed(f"{words[0]}: {error.strerror}; build it, or name it with --bench", 2) from None
 

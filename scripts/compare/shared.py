@@ -100,12 +100,19 @@ def status_of(script, main):
 
 @contextlib.contextmanager
 def signals_held():
-    """Signals that end the script wait until this block has stored the process that it starts. So the script ends that, too."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    """Signals that end the script wait until this block has stored the process that it starts. So the script ends that, too.
+    The signals are not blocked, because the system would then send them to another thread, and new programs would inherit it."""
+    arrived, handlers = [], {number: signal.getsignal(number) for number in ENDING}
     try:
+        for number, handler in handlers.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, lambda number, _: arrived.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 def die_with_parent(number):
@@ -114,10 +121,13 @@ def die_with_parent(number):
 
 
 def start_process(command, **more):
-    """Starts a program that gets SIGTERM when this script ends. Call it inside signals_held()."""
+    """Starts a program that gets SIGTERM when this script ends."""
+    parent = os.getpid()
+
     def prepare():
         die_with_parent(signal.SIGTERM)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        if os.getppid() != parent:  # the parent ended before
+            os._exit(1)
     return subprocess.Popen(command, preexec_fn=prepare, **more)
 
 

@@ -327,17 +327,27 @@ enum status dataset_file_open(const struct dataset *dataset, uint32_t file, int 
     return status_of_errno(failure);
 }
 
+void dataset_name(const struct dataset *dataset, const struct dataset_sample *sample,
+                  const struct dataset_member *member, char *text, size_t size)
+{
+    const char *file = dataset->files[member->file].name;
+    if (dataset->shards)
+        snprintf(text, size, "%s/%s: offset %llu: sample '%s'", dataset->path, file,
+                 (unsigned long long)member->offset, sample->key);
+    else if (strcmp(file, sample->key) == 0)
+        snprintf(text, size, "%s/%s", dataset->path, file);
+    else
+        snprintf(text, size, "%s/%s: sample '%s'", dataset->path, file, sample->key);
+}
+
 enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
                        const struct dataset_member *member, enum status status)
 {
+    char name[2048];
     if (status == STATUS_OK)
         return STATUS_OK;
-    const char *name = dataset->files[member->file].name;
-    return dataset->shards ? status_prefix(status, "%s/%s: offset %llu: sample '%s'", dataset->path, name,
-                                           (unsigned long long)member->offset, sample->key)
-           : strcmp(name, sample->key) == 0
-               ? status_prefix(status, "%s/%s", dataset->path, name)
-               : status_prefix(status, "%s/%s: sample '%s'", dataset->path, name, sample->key);
+    dataset_name(dataset, sample, member, name, sizeof name);
+    return status_prefix(status, "%s", name);
 }
 
 /* Lists the extensions of a sample, at most DATASET_MEMBERS_MAX of them. Returns their number. */

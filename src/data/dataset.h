@@ -226,8 +226,11 @@ enum status dataset_check_links(const struct dataset *dataset, const struct data
 enum status dataset_label(const struct dataset *dataset, const struct dataset_sample *sample,
                           const uint8_t *bytes, uint64_t size, uint32_t classes, int32_t *label);
 
-/* Prepends the file, in shards the offset of the member, and the key of the sample to the message. Returns
- * `status`. Does nothing for STATUS_OK. */
+/* Names a sample in `text` of `size` bytes: the file, in shards the offset of the member, and the key. */
+void dataset_name(const struct dataset *dataset, const struct dataset_sample *sample,
+                  const struct dataset_member *member, char *text, size_t size);
+
+/* Prepends dataset_name() to the message. Returns `status`. Does nothing for STATUS_OK. */
 enum status dataset_at(const struct dataset *dataset, const struct dataset_sample *sample,
                        const struct dataset_member *member, enum status status);
 

@@ -58,7 +58,9 @@ struct load_control {
     bool whole;       /* compute checksums over every byte and verify samples one by one */
     bool timed_calls; /* time each open, read and close call */
     uint8_t *seen;    /* with `whole`: how often each sample was delivered correctly, up to 255 */
-    uint32_t wrong;   /* the smallest number of a sample that verify() found wrong; UINT32_MAX: none */
+    uint32_t wrong;   /* smallest number of a sample that was compared and is wrong, since the latest
+                         load_verify() began; UINT32_MAX: none is known */
+    bool in_buffers;  /* the latest load_verify() compared only the samples still in the buffers */
 
     double resident_share; /* share of the data set that a variant keeps in device memory; set by its setup(),
                               or its latest run */
@@ -126,7 +128,7 @@ static inline bool load_skips(const struct load *load)
     return load->given->on_error == ON_ERROR_SKIP;
 }
 
-/* Records that verify() found a sample wrong, for the message. Thread-safe. */
+/* Records that a sample was compared and is wrong, for the message. Thread-safe. */
 static inline void load_note_wrong(struct load_control *control, uint32_t sample)
 {
     uint32_t first = __atomic_load_n(&control->wrong, __ATOMIC_RELAXED);

@@ -11,6 +11,7 @@
 #include "data/resident.h"
 #include "data/set_stream.h"
 #include "load/load_parts.h"
+#include "machine/comm.h"
 
 static const char *const layouts[] = {"nchw", "nhwc", NULL};
 static const char *const axes_names[] = {"cthw", "tchw", "thwc", NULL}; /* enum load_axes */
@@ -435,6 +436,7 @@ static enum status load_open(const struct options *given, void *parameters_,
         parameters->resident_bytes = bytes_of_all(&job->dataset);
     fill_load(parameters, job);
     job->control.resident_share = 1;
+    job->control.wrong = UINT32_MAX;
     return load_move(job, parameters, partition);
 }
 
@@ -677,7 +679,7 @@ static enum status count_unseen(const struct load_job *job, const struct variant
     for (uint32_t i = 0; i < job->dataset.sample_count; i++)
         if (job->control.seen[i] != wanted[i]) {
             ++*wrong;
-            if (!skipped) /* otherwise, this may be a skipped one */
+            if (!skipped) /* otherwise, this may be a skipped one, and none is named */
                 load_note_wrong(job->load.control, i);
         }
     *wrong -= *wrong < skipped ? *wrong : skipped;
@@ -694,9 +696,11 @@ static enum status load_verify(const void *input, const struct variant *variant,
     const struct load_traits *traits = variant->traits;
     *wrong = 0;
     job->load.control->wrong = UINT32_MAX;
+    job->load.control->in_buffers = !job->control.whole;
     struct load_result result;
     TRY(variant->fetch(state, &result));
     if (result.number != number) {
+        job->load.control->in_buffers = false;
         *wrong = (uint64_t)load_work(input, variant).items;
         return STATUS_OK;
     }
@@ -704,18 +708,24 @@ static enum status load_verify(const void *input, const struct variant *variant,
                               : traits->verify_slots(state, wrong);
 }
 
-/* Adds the first sample that load_verify() found wrong on this rank. */
+/* Collective. Adds the first sample that load_verify() found wrong on any rank, and whether it compared only
+ * some samples. */
 static void load_verdict(const void *input, void *state, char *text, size_t size)
 {
     (void)state;
     const struct load_job *job = input;
     const struct dataset *dataset = &job->dataset;
-    if (job->control.wrong == UINT32_MAX)
+    char *of = strstr(text, " of ");
+    if (of && job->control.in_buffers)
+        snprintf(of, size - (size_t)(of - text), " of the samples still in the buffers");
+    double first = -(double)job->control.wrong;
+    if (comm_max(&first, 1) != STATUS_OK || first <= -(double)UINT32_MAX)
         return;
-    const struct dataset_sample *sample = &dataset->samples[job->control.wrong];
+    const struct dataset_sample *sample = &dataset->samples[(uint32_t)-first];
+    char name[512];
+    dataset_name(dataset, sample, &dataset->members[sample->member], name, sizeof name);
     const size_t used = strlen(text);
-    snprintf(text + used, size - used, " (the first: '%s' of %s/%s)", sample->key, dataset->path,
-             dataset->files[dataset->members[sample->member].file].name);
+    snprintf(text + used, size - used, " (the first: %s)", name);
 }
 
 /* ---- The workload ---- */

@@ -195,11 +195,11 @@ enum status verifier_finish(struct verifier *verifier, uint64_t number, const st
     if (load->control->whole || /* control->seen verifies samples one by one */
         (all.count == expected->count && all.bytes == expected->bytes && all.sum == expected->sum))
         return STATUS_OK;
-    return status_set(STATUS_WRONG,
-                      "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx), expected %llu and "
-                      "%llu (hash %016llx)",
-                      load->dataset->path, (unsigned long long)number, (unsigned long long)all.count,
-                      (unsigned long long)all.bytes, (unsigned long long)all.sum,
-                      (unsigned long long)expected->count, (unsigned long long)expected->bytes,
-                      (unsigned long long)expected->sum);
+    return status_set(
+        STATUS_WRONG,
+        "%s: run %llu delivered %llu samples and %llu bytes (hash %016llx), expected %llu and "
+        "%llu (hash %016llx); the files changed after they were first read, or the variant has a fault",
+        load->dataset->path, (unsigned long long)number, (unsigned long long)all.count,
+        (unsigned long long)all.bytes, (unsigned long long)all.sum, (unsigned long long)expected->count,
+        (unsigned long long)expected->bytes, (unsigned long long)expected->sum);
 }
