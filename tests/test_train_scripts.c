@@ -156,13 +156,36 @@ Test(train_scripts, the_comparison_reports_ranks_and_failures)
 /* A script that is ended must end the training run that it started in the background. */
 Test(train_scripts, resume_ends_its_training)
 {
-    EXPECT(0, "printf '#!/bin/sh\\ncase \"$*\" in *--checkpoint*) echo $$ >pid; exec sleep 100 ;; esac\\n' "
-              ">bench && chmod +x bench");
-    EXPECT_EXACTLY(0, "status 143\n",
-                   "(FDSL_BENCH=./bench exec %s/scripts/check/resume.sh run --epochs 1 & of=$!; "
-                   "for i in $(seq 500); do [ -s pid ] && break; sleep 0.02; done; "
-                   "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
-                   root);
+    static const char *const hang[] = {"*--export*", "*--checkpoint*"}; /* in the first run, in the second */
+    for (size_t i = 0; i < COUNT_OF(hang); i++) {
+        EXPECT(0,
+               "rm -rf run pid; printf '#!/bin/sh\\ncase \"$*\" in %s) echo $$ >pid; exec sleep 100 ;; "
+               "esac\\n' >bench && chmod +x bench",
+               hang[i]);
+        EXPECT_EXACTLY(0, "status 143\n",
+                       "(FDSL_BENCH=./bench exec %s/scripts/check/resume.sh run --epochs 1 & of=$!; "
+                       "for i in $(seq 1500); do [ -s pid ] && break; sleep 0.02; done; "
+                       "kill -TERM $of; wait $of; echo status $?; ! ps -o stat= -p $(cat pid))",
+                       root);
+    }
+}
+
+/* A signal waits until the script has stored the process that it starts, whichever thread receives it. */
+Test(train_scripts, signals_wait_for_the_start_of_a_process)
+{
+    if (run("command -v python3") != 0)
+        return;
+    put_script("held.py", "import os, signal, threading, time\n"
+                          "import shared\n"
+                          "def main():\n"
+                          "    threading.Thread(target=time.sleep, args=[1], daemon=True).start()\n"
+                          "    with shared.signals_held():\n"
+                          "        os.kill(os.getpid(), signal.SIGTERM)\n"
+                          "        time.sleep(0.1)\n"
+                          "        print('stored', flush=True)\n"
+                          "    print('not ended')\n"
+                          "shared.run_script('held.py', main)\n");
+    EXPECT_EXACTLY(143, "stored\n", "PYTHONPATH=%s/scripts/compare python3 held.py", root);
 }
 
 Test(train_scripts, resume_refuses_its_own_options_and_names_the_cause)

@@ -715,9 +715,6 @@ static void load_verdict(const void *input, void *state, char *text, size_t size
     (void)state;
     const struct load_job *job = input;
     const struct dataset *dataset = &job->dataset;
-    char *of = strstr(text, " of ");
-    if (of && job->control.in_buffers)
-        snprintf(of, size - (size_t)(of - text), " of the samples still in the buffers");
     double first = -(double)job->control.wrong;
     if (comm_max(&first, 1) != STATUS_OK || first <= -(double)UINT32_MAX)
         return;
@@ -725,7 +722,8 @@ static void load_verdict(const void *input, void *state, char *text, size_t size
     char name[512];
     dataset_name(dataset, sample, &dataset->members[sample->member], name, sizeof name);
     const size_t used = strlen(text);
-    snprintf(text + used, size - used, " (the first: %s)", name);
+    snprintf(text + used, size - used, " (%sthe first: %s)",
+             job->control.in_buffers ? "only those still in the buffers were compared; " : "", name);
 }
 
 /* ---- The workload ---- */
